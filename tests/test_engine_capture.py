@@ -1,7 +1,9 @@
 """One capture for all: on a GPU against the function itself; elsewhere the order of warm-ups and capture."""
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -39,6 +41,17 @@ def test_a_function_that_ran_already_needs_no_warm_up() -> None:
     warm_up(lambda: steps.append("first"))
     capture(lambda: steps.append("run"), warm_ups=0)
     assert steps == ["first", "run"]
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_what_a_captured_function_holds_lives_as_long_as_its_graph() -> None:
+    weight = torch.ones(3)
+    held = weakref.ref(weight)
+    replay = capture(partial(torch.neg, weight))
+    del weight
+    assert held() is not None
+    del replay
+    assert held() is None
 
 
 @pytest.mark.usefixtures("no_gpu")

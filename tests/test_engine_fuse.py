@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from drawn import check_equal, fit, loop, program_of
-from mcbn.engine.fuse import fuse_activations, fuse_narrow
+from mcbn.engine.fuse import fuse_activations, fuse_kernels
 
 
 class Residual(nn.Module):
@@ -118,7 +118,7 @@ def test_nothing_is_fused_across_a_change_in_place() -> None:
     bayes = fit(Meddling(), x)
     for folded in (True, False):
         program = program_of(bayes, x, fold=folded)
-        each = (fuse_activations if folded else fuse_narrow)(program.each)
+        each = (fuse_activations if folded else fuse_kernels)(program.each)
         targets = [node.target for node in each.graph.nodes]
         assert targets.count(torch.nn.functional.conv2d) == 1
     check_equal(bayes.sample(x, chunk_size=1), loop(bayes, x), 1e-5)
@@ -158,7 +158,7 @@ def test_kernel_reads_both_parts_of_a_concatenation(network: Joined, doubled: in
     x = torch.randn(8, 16, 8, 8)
     bayes = fit(network, x)
     program = program_of(bayes, x, fold=False)
-    graph = fuse_narrow(program.each).graph
+    graph = fuse_kernels(program.each).graph
     (made,) = (node for node in graph.nodes if node.target is torch.ops.mcbn.narrow.default)
     assert made.args[2] == doubled
     assert (made.args[1] is None) == (left == 2)

@@ -9,7 +9,7 @@ from torch import nn
 
 from drawn import fit, program_of
 from mcbn.engine import kernels
-from mcbn.engine.fuse import fuse_narrow
+from mcbn.engine.fuse import fuse_kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -43,7 +43,7 @@ def test_other_poolings_are_left_to_pytorch(options: dict[str, Any], taken: bool
     x = torch.randn(4, 4, 8, 8)
     bayes = fit(network, x)
     program = program_of(bayes, x, fold=False)
-    targets = [node.target for node in fuse_narrow(program.each).graph.nodes]
+    targets = [node.target for node in fuse_kernels(program.each).graph.nodes]
     assert (torch.ops.mcbn.halved.default in targets) == taken
     assert (F.max_pool2d in targets) != taken
 

@@ -2,21 +2,28 @@
 
 import contextvars
 import copy
+import functools
 import itertools
+import operator
 import os
 import random
 import sys
 import threading
 import time
 import warnings
+import weakref
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from types import SimpleNamespace
+from functools import partial
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
@@ -117,6 +124,95 @@ def test_a_plan_ends_where_what_the_code_names_changes(how: str, monkeypatch: py
         CONTEXT.set(1.0)
 
 
+MODULE = sys.modules["mcbn_test_settings"] = ModuleType("mcbn_test_settings")
+MODULE.gain = 1.0  # type: ignore[attr-defined]
+TAKE = operator.attrgetter("gain")
+DEEP = {"a": {"b": {"c": {"d": 1.0}}}}
+ROWS = [[1.0] for _ in range(2000)]
+NUMBERS, BYTES, TABLE = array("d", [1.0]), bytearray(b"\x01"), pd.Series([1.0])
+TIMES = functools.partial(torch.mul, other=1.0)
+STORED = {"gain": 1.0}
+
+
+class Inherits(Kind):
+    """What it has comes from another class, its property and whatever is missing from elsewhere."""
+
+    @property
+    def stored(self) -> float:
+        return STORED["gain"]
+
+    def __getattr__(self, name: str) -> float:
+        return STORED["gain"]
+
+
+OBJECT = Inherits()
+REFERENCE = weakref.ref(OBJECT)
+
+
+def with_default(net: nn.Module, x: Tensor, *, gains: list[float] = [1.0]) -> Tensor:  # noqa: B006
+    return x * gains[0]
+
+
+def with_import(net: nn.Module, x: Tensor) -> Tensor:
+    import mcbn_test_settings as settings  # type: ignore[import-not-found]
+
+    return x * settings.gain
+
+
+@functools.singledispatch
+def dispatched(x: Any) -> Tensor:
+    return x
+
+
+def register(value: float) -> None:
+    dispatched.register(Tensor)(lambda x, value=value: x * value)
+
+
+register(1.0)
+INDIRECT: dict[str, tuple[Any, Callable[[float], Any]]] = {  # how a network reads a setting, how the user changes it
+    "getattr": (lambda net, x: x * getattr(MODULE, "ga" + "in"), partial(setattr, MODULE, "gain")),
+    "namespace": (lambda net, x: x * vars(MODULE)["gain"], partial(setattr, MODULE, "gain")),
+    "attrgetter": (lambda net, x: x * TAKE(MODULE), partial(setattr, MODULE, "gain")),
+    "import": (with_import, partial(setattr, MODULE, "gain")),
+    "modules": (lambda net, x: x * sys.modules["mcbn_test_settings"].gain, partial(setattr, MODULE, "gain")),
+    "eval": (lambda net, x: x * eval("MODULE.gain"), partial(setattr, MODULE, "gain")),
+    "deep": (lambda net, x: x * DEEP["a"]["b"]["c"]["d"], partial(DEEP["a"]["b"]["c"].__setitem__, "d")),
+    "many": (lambda net, x: x * ROWS[1999][0], partial(ROWS[1999].__setitem__, 0)),
+    "array": (lambda net, x: x * NUMBERS[0], partial(NUMBERS.__setitem__, 0)),
+    "bytes": (lambda net, x: x * BYTES[0], lambda value: BYTES.__setitem__(0, int(value))),
+    "table": (lambda net, x: x * float(TABLE.iloc[0]), partial(TABLE.__setitem__, 0)),
+    "partial": (lambda net, x: TIMES(x), partial(TIMES.keywords.__setitem__, "other")),
+    "default": (with_default, partial(with_default.__kwdefaults__["gains"].__setitem__, 0)),
+    "inherited": (lambda net, x: x * OBJECT.gain, partial(setattr, Kind, "gain")),
+    "property": (lambda net, x: x * OBJECT.stored, partial(STORED.__setitem__, "gain")),
+    "missing": (lambda net, x: x * OBJECT.nothing, partial(STORED.__setitem__, "gain")),
+    "reference": (lambda net, x: x * REFERENCE().later, partial(OBJECT.__dict__.__setitem__, "later")),
+    "dispatch": (lambda net, x: dispatched(x), register),
+}
+
+
+@pytest.mark.parametrize("how", INDIRECT)
+def test_a_setting_is_seen_however_it_is_reached(how: str) -> None:
+    read, change = INDIRECT[how]
+    bayes, x = fitted(Outside(read)), data(7, seed=2)
+    try:
+        for value in (1.0, 2.0, 3.0, 2.0):
+            change(value)
+            check_equal(bayes.sample(x), by_loop(bayes, x), 1e-9)
+    finally:
+        change(1.0)
+
+
+@pytest.mark.parametrize("how", [lambda path: float(path.read_text()), lambda path: float(np.loadtxt(path))])
+def test_what_is_read_from_a_file_is_read_again(how: Callable[[Path], float], tmp_path: Path) -> None:
+    path = tmp_path / "gain.txt"
+    path.write_text("1")
+    bayes, x = fitted(Outside(lambda net, x: x * how(path))), data(7, seed=2)
+    for value in ("1", "2", "3"):
+        path.write_text(value)
+        check_equal(bayes.sample(x), by_loop(bayes, x), 1e-9)
+
+
 def test_a_plan_ends_where_a_hook_on_all_modules_comes() -> None:
     bayes, q = fitted(Outside()), data(7)
     for _ in range(5):
@@ -213,6 +309,17 @@ class InPlace(Outside):
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         a.mul_(2)
         return super().forward(b)
+
+
+@pytest.mark.parametrize("part", [lambda q: q.view(q.shape), lambda q: q[:, :], lambda q: q.detach()])
+def test_inputs_in_one_memory_are_so_for_the_network(part: Callable[[Tensor], Tensor]) -> None:
+    bayes = MCBN(InPlace().double().eval(), "regression", inputs=lambda q: q).fit(
+        (data(), data()), n_samples=4, batch_size=M
+    )
+    for seed in range(12):
+        q, other = data(7, seed), data(7, seed + 50)
+        check_equal(bayes.sample((q, part(q))), bayes.sample((other, 2 * q)), 1e-9)
+        assert torch.equal(q, data(7, seed))
 
 
 def test_one_tensor_given_twice_is_one_for_the_network() -> None:

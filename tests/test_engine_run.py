@@ -567,10 +567,10 @@ def test_the_first_calls_do_not_wait_for_kernels_later_ones_do(monkeypatch: pyte
 
     def with_kernels(*args: Any, **options: Any) -> plans.Program:
         program = build(*args, **options)
-        return replace(program, narrow=program.each)
+        return replace(program, by_kernels=program.each)
 
     monkeypatch.setattr(run, "build", with_kernels)
-    monkeypatch.setattr(fuse, "compiled", lambda _: bool(asked.append(1)))
+    monkeypatch.setattr(fuse, "compiled", lambda *_: bool(asked.append(1)))
     first = bayes.sample(x)
     assert not asked  # whether they are there: that begins to compile them
     for _ in range(constants.CALLS_WITHOUT_KERNELS):
@@ -578,6 +578,21 @@ def test_the_first_calls_do_not_wait_for_kernels_later_ones_do(monkeypatch: pyte
         check_equal(bayes.sample(x), first, 1e-5)
     assert len(bayes.engine.plans) == 1
     assert "own code" not in bayes.explain(x[:3])  # who asks how, waits
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="cuDNN sets convolutions up")
+def test_who_predicts_once_on_a_gpu_has_no_convolution_set_up_for_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = make("2d")
+    bayes = mcbn.MCBN(model.cuda(), "regression").fit(x.cuda(), n_samples=5, batch_size=8)
+    traced = list[int]()
+    trace = run.ReplayTracer.trace
+    monkeypatch.setattr(run.ReplayTracer, "trace", lambda *given: traced.append(1) or trace(*given))
+    first = bayes.sample(x)
+    assert not traced
+    for _ in range(constants.CALLS_WITHOUT_KERNELS):
+        check_equal(bayes.sample(x), first, 1e-3)
+    assert traced
+    assert bayes.engine.plans
 
 
 # ---------------------------------------------------------------- what a plan must agree with

@@ -85,7 +85,7 @@ def test_before_and_after_adaptation_are_scored_by_labels(tmp_path: Path) -> Non
     bayes, home = fitted("images"), watched("images")
     x, y = images(200, 54)
     adapted = bayes.adapt(faded(x), reference=home)
-    path = write_watch_page(tmp_path / "page.html", home, faded(x), y, bayes=bayes, adapted=adapted)
+    path = write_watch_page(tmp_path / "page.html", home, faded(x), y.double(), bayes=bayes, adapted=adapted)
     told = words(path)
     assert adapted.adaptation.explain() in told
     for posterior in (bayes, adapted):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mcbn.copying import private_copy, shared
 from mcbn.errors import MCBNError
+from mcbn.private_torch import storage_of
 
 Picker = str | int | Sequence[str | int] | Callable[[Any], Any] | None
 PLAIN = (int, float, str, bool, type(None))
@@ -21,6 +22,8 @@ TARGET_KEYS = ("y", "label", "labels", "target", "targets")
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     """Apply a function to all that a nest of tuples, lists and dicts holds; keep the nest."""
+    if type(tree) is Tensor:  # most often, and asked for at every call
+        return function(tree)
     if isinstance(tree, Mapping):
         entries = {key: map_leaves(function, value) for key, value in tree.items()}
         twin: Any = copy.copy(tree) if type(tree) is not dict and isinstance(tree, dict | UserDict) else {}
@@ -35,7 +38,7 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
 
 def as_tensor(leaf: Any) -> Any:
     """Read an array or a table (anything with `to_numpy`, as pandas and polars have it) as a tensor; leave the rest."""
-    values = leaf.to_numpy() if hasattr(leaf, "to_numpy") else leaf
+    values = leaf.to_numpy() if type(leaf) is not Tensor and hasattr(leaf, "to_numpy") else leaf
     if not isinstance(values, np.ndarray):
         return leaf
     if isinstance(values, np.ma.MaskedArray) and values.mask.any():
@@ -76,7 +79,31 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
 
 def copied(tree: Any) -> Any:
     """Copy inputs for a network that may change them: every tensor, and every object that could hold one, once."""
-    return map_leaves(_once(_copied_leaf), tree)
+    if type(tree) is Tensor:
+        return _copied_leaf(tree)
+    twins = _copied_memory(tensors_of(tree))
+    return map_leaves(_once(lambda leaf: twins[id(leaf)] if id(leaf) in twins else _copied_leaf(leaf)), tree)
+
+
+def _copied_memory(tensors: Sequence[Tensor]) -> dict[int, Tensor]:
+    """Copy tensors in one memory so that their copies are, by id: networks change one and see it in the other."""
+    groups: dict[Any, dict[int, Tensor]] = {}
+    for t in tensors:
+        if t.layout is torch.strided and t.numel() and not (t.is_nested or t.is_conj() or t.is_neg()):
+            groups.setdefault((storage_of(t), t.dtype), {})[id(t)] = t
+    twins = dict[int, Tensor]()
+    for (storage, _), group in groups.items():
+        if len(group) > 1 and storage:
+            ends = [
+                t.storage_offset() + sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
+                for t in group.values()
+            ]
+            start = min(t.storage_offset() for t in group.values())
+            whole = torch.as_strided(next(iter(group.values())), (max(ends) + 1 - start,), (1,), start).detach().clone()
+            for key, t in group.items():
+                twins[key] = torch.as_strided(whole, t.shape, t.stride(), t.storage_offset() - start)
+                vars(twins[key]).update(copy.deepcopy(vars(t)))
+    return twins
 
 
 def _once(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -144,16 +171,15 @@ def outline(tree: Any) -> Any:
 
 def key_of(inputs: Any) -> Any:
     """Identify what a trace depends on: structure, shapes, layouts, dtypes, device, autocast and TF32."""
-    tensors = tensors_of(inputs)
-    strides = (t.stride() if t.layout is torch.strided else None for t in tensors)
-    kinds = tuple(
-        (t.shape, stride, t.dtype, t.device, t.requires_grad) for t, stride in zip(tensors, strides, strict=True)
-    )
+    tensors = [inputs] if type(inputs) is Tensor else tensors_of(inputs)
+    strides = [t.stride() if t.layout is torch.strided else None for t in tensors]
+    kinds = tuple([(t.shape, s, t.dtype, t.device, t.requires_grad) for t, s in zip(tensors, strides, strict=True)])
     device = tensors[0].device.type if tensors else "cpu"
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     ids = [id(t) for t in tensors] if len(tensors) > 1 else []
+    memory = [storage_of(t) for t in tensors] if ids else []
     switches = autocast, tf32(), torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
-    return outline(inputs), kinds, tuple(map(ids.index, ids)), switches
+    return outline(inputs), kinds, tuple(map(ids.index, ids)), tuple(map(memory.index, memory)), switches
 
 
 def tf32() -> tuple[bool, bool]:

@@ -1,7 +1,9 @@
 """Which layers are stochastic: those that could be, those that a pass runs, and those that `layers=` chooses."""
 
 import inspect
+import sys
 import warnings
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -11,6 +13,7 @@ from itertools import pairwise
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
+from weakref import ref as weakref
 
 import numpy as np
 import torch
@@ -18,20 +21,30 @@ from torch import Tensor, nn
 
 from mcbn import batches
 from mcbn.batch_norm import Survey
+from mcbn.copying import LIBRARIES as FOLDERS
 from mcbn.copying import is_library
 from mcbn.errors import MCBNError
 from mcbn.network import Network, bare_modules, bare_name
 from mcbn.private_torch import AnyBatchNorm, global_hooks
 
 Layers = int | Sequence[str] | Callable[[str, nn.Module], bool] | None
+DEPTH = 3  # of containers in containers that are looked into
 MANY = 1000  # entries of a setting: of longer ones which objects they are, not what each holds
 CONTROL = {"cond", "while_loop", "scan"}  # of torch.compile's kind: no mode may watch its operators
 ENTRIES = ("forward", "__call__")  # of a module's methods, those that a pass begins with
 SPACES = ("types", "argparse")  # Python's modules whose objects hold what a user put there
-UNSEEN = {"globals", "exec", "to_dlpack", "_to_dlpack"}  # names of functions that get past all that watches
+# Names of functions that get past all that watches
+UNSEEN = {"globals", "exec", "eval", "__import__", "to_dlpack", "_to_dlpack", "get_num_threads", "initial_seed"}
+UNSEEN |= {
+    "open",
+    "read_text",
+    "read_bytes",
+    "loadtxt",
+    "set_default_dtype",
+}  # names of what gets past all that watches
 NAMED = (FunctionType, BuiltinFunctionType, ModuleType, type)
 GENERATORS = ("random", "numpy.random")  # modules whose objects do, too
-CLOCKS = {"time", "datetime", "secrets", "uuid"}  # modules whose functions give something else each time
+CLOCKS = {"time", "datetime", "secrets", "uuid", "decimal", "sys", "gc", "importlib", "posix", "posixpath"}
 THREADS = {"threading", "_thread", "concurrent", "multiprocessing", "asyncio", "queue", "ctypes", "subprocess"}
 _settings: WeakKeyDictionary[nn.Module, "Settings"] = WeakKeyDictionary()
 LIBRARIES = ("torch", "builtins", "collections", "functools", "typing")  # whose code is known
@@ -72,17 +85,38 @@ def _codes(module: nn.Module, *, called: bool = False) -> dict[CodeType, dict[st
             codes[code] = names
             named = [inspect.unwrap(names[n]) for n in code.co_names if isinstance(names.get(n), FunctionType)]
             named += _closed([f for name, f in methods if name in code.co_names])
+            plain = ((name, f) for cls in _classes(*_objects(code, names)) for name, f in _plain(cls))
+            named += [f for name, f in plain if name in code.co_names or name[:2] == "__"]
             waiting += [(const, names) for const in code.co_consts if isinstance(const, CodeType)]
             waiting += [(f.__code__, f.__globals__) for f in named if isinstance(f, FunctionType)]
     return codes
 
 
+def _objects(code: CodeType, names: Mapping[str, Any]) -> list[Any]:
+    """List the objects of a user's own classes that code names."""
+    values = (names[name] for name in code.co_names if name in names)
+    return [v for v in values if not isinstance(v, (*NAMED, Tensor, nn.Module)) and not is_library(type(v))]  # type: ignore[arg-type]
+
+
+def _modules(code: CodeType, names: Mapping[str, Any]) -> list[ModuleType]:
+    """List the modules that code names or imports."""
+    imported = {n: sys.modules[n] for n in code.co_names if n in sys.modules and n not in names}
+    if imported:
+        wanted = {step.argval for step in get_instructions(code) if step.opname == "IMPORT_NAME"}
+        imported = {name: module for name, module in imported.items() if name in wanted}
+    return [*imported.values(), *(names[n] for n in code.co_names if isinstance(names.get(n), ModuleType))]
+
+
 def _methods(module: nn.Module) -> list[tuple[str, FunctionType]]:
     """List the functions of a module's class and of the classes of objects it holds, properties too, by name."""
     owners = [module, *(v for v in vars(module).values() if not isinstance(v, Tensor | nn.Module))]
-    held = ((name, value) for cls in _classes(*owners) for name, value in vars(cls).items())
-    plain = ((name, getattr(value, "fget", None) or getattr(value, "__func__", value)) for name, value in held)
-    return [(name, f) for name, f in plain if isinstance(f, FunctionType)]
+    return [pair for cls in _classes(*owners) for pair in _plain(cls)]
+
+
+def _plain(cls: type) -> list[tuple[str, FunctionType]]:
+    """List the functions of a class, properties too, by name."""
+    held = ((n, getattr(value, "fget", None) or getattr(value, "__func__", value)) for n, value in vars(cls).items())
+    return [(name, f) for name, f in held if isinstance(f, FunctionType)]
 
 
 def _functions(module: nn.Module, without: Sequence[FunctionType] = ()) -> list[FunctionType]:
@@ -114,18 +148,26 @@ class Settings:
         codes = [pair for child in children for pair in _codes(child, called=True).items()]
         spaces: list[tuple[Any, Any, Iterable[str]]] = [(cls, vars(cls), vars(cls)) for cls in _classes(*children)]
         for code, names in codes:
-            owners = [names[n] for n in code.co_names if isinstance(names.get(n), ModuleType | FunctionType | type)]
+            modules = _modules(code, names)
+            owners = [names[n] for n in code.co_names if isinstance(names.get(n), FunctionType | type)]
             owners += [kind for value in owners if isinstance(value, type) for kind in (*value.__mro__, type(value))]
+            owners += [*modules, *_classes(*_objects(code, names))]
             spaces += [(names, names, code.co_names), *((owner, vars(owner), code.co_names) for owner in owners)]
+            spaces += [(m, vars(m), vars(m)) for m in modules if not _is_library(m)]  # by any name that is made up
         present = {id(owner): (space.get, dict[str, Any]()) for owner, space, _ in spaces}
         for owner, space, named in spaces:
             present[id(owner)][1].update({n: space[n] for n in named if n in space and not n.startswith("__")})
-        cells = [c for child in children for f in _functions(child) for c in f.__closure__ or () if c != CellType()]
+        functions = list({id(f): f for child in children for f in _functions(child)}.values())
+        cells = [cell for f in functions for cell in f.__closure__ or () if cell != CellType()]
+        given = [v for f in functions for v in (*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values())]
+        known: list[tuple[Callable[[], Any], str, Any]]
         known = [(partial(get, n), n, value) for get, held in present.values() for n, value in held.items()]
         known += [(partial(getattr, cell, "cell_contents"), "a closure", cell.cell_contents) for cell in cells]
+        known += [(partial((value,).__getitem__, 0), "a default", value) for value in given if _is_mutable(value)]
         self.by_value = [get for get, _, value in known if _compares(value)]
         self.by_id = [(get, value) for get, _, value in known if not _compares(value)]  # alive: none else has their ids
-        held = [*((n, value) for _, n, value in known), *(pair for child in children for pair in vars(child).items())]
+        held = [(m.__name__, m) for code, names in codes for m in _modules(code, names)]
+        held += [*((n, value) for _, n, value in known), *(pair for child in children for pair in vars(child).items())]
         reads = (name for code, _ in codes for name in code.co_names if name in UNSEEN)
         self.changing = next(reads, "") or next((name for name, value in held if _changes(value)), "")
 
@@ -135,12 +177,17 @@ class Settings:
         return ids, tuple([identify(get()) for get in self.by_value]), global_hooks()
 
 
+def _is_library(module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None) or ("<builtin>" if module.__spec__ is not None else "")
+    return (not file.endswith(".py") and bool(file)) or any(folder in file for folder in FOLDERS)
+
+
 def settings_of(module: nn.Module) -> Settings:
     """Return where the settings of a network are."""
     return _settings.get(module) or _settings.setdefault(module, Settings(module))
 
 
-def identify(value: Any, depth: int = 3) -> Any:
+def identify(value: Any, depth: int = DEPTH) -> Any:
     """Return a value that compares and hashes: plain ones and what objects hold by value, functions by what they are.
 
     Of tensors, modules and the libraries' objects nothing is told: a trace sees what is done with them.
@@ -148,7 +195,7 @@ def identify(value: Any, depth: int = 3) -> Any:
     if isinstance(value, batches.PLAIN):
         return type(value), repr(value)
     inside = _inside(value) if depth else None
-    name = id(value) if isinstance(value, NAMED) else type(value)
+    name = value if isinstance(value, NAMED) else type(value)  # itself: an id may be another's later
     if inside is None:
         return name
     return name, *(map(id, inside) if len(inside) > MANY else (identify(inner, depth - 1) for inner in inside))
@@ -162,6 +209,14 @@ def _inside(value: Any) -> list[Any] | None:
         return sorted(value, key=repr) if isinstance(value, set | frozenset) else [*value]
     if isinstance(value, ContextVar):
         return [value.get(None)]
+    if isinstance(value, weakref):
+        return [value()]
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, bytearray | array | memoryview):
+        return [value.tobytes().hex() if isinstance(value, array | memoryview) else value.hex()]
+    if hasattr(type(value), "to_numpy"):  # a table
+        value = np.asarray(value.to_numpy())
     if isinstance(value, np.ndarray):
         return [*value.flat[: MANY + 1].tolist()]
     is_own = isinstance(value, FunctionType) or type(value).__module__ in SPACES or not is_library(type(value))  # type: ignore[arg-type]
@@ -180,7 +235,22 @@ def _changes(value: Any) -> bool:
     home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", type(value).__module__)
     if isinstance(value, NAMED):
         return str(home).split(".")[0] in THREADS | CLOCKS
-    return isinstance(value, Iterator) or str(home).split(".")[0] in THREADS or str(home).startswith(GENERATORS)
+    if isinstance(value, Iterator) or _is_deep(value):
+        return True
+    return str(home).split(".")[0] in THREADS or str(home).startswith(GENERATORS)
+
+
+def _is_mutable(value: Any) -> bool:
+    return not isinstance(value, (*batches.PLAIN, *NAMED, tuple, frozenset)) and _inside(value) is not None
+
+
+def _is_deep(value: Any, depth: int = DEPTH) -> bool:
+    """Tell whether a container holds others deeper, or more of them, than is looked at."""
+    inside = None if isinstance(value, (*batches.PLAIN, *NAMED)) else _inside(value)
+    if inside is None or (depth and not inside):
+        return False
+    few = inside[: MANY + 1] if len(inside) > MANY else inside
+    return not depth or any(_is_deep(inner, depth - 1 if len(inside) <= MANY else 0) for inner in few)
 
 
 def choose(layers: Layers, names: Sequence[str], module: nn.Module) -> list[str]:

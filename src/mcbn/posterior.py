@@ -24,7 +24,9 @@ class Posterior:
     """T joint draws of the batch-norm statistics omega = {mu_B, sigma^2_B} (Teye et al. 2018, section 3.4).
 
     Row t of every layer comes from one training batch of `batch_size` examples, or is drawn from `gaussian` by
-    (`seed`, t) alone. A layer called twice in a forward pass has two entries, "name" and "name#2".
+    (`seed`, t) alone. A layer called twice in a forward pass has two entries, "name" and "name#2". A change in place
+    holds from the next call on; one through `.data` or NumPy, which PyTorch does not count, is found at the latest on
+    the 2nd, 4th, 8th, ... call of a shape, so put a new posterior in its place.
 
     Args:
         mean: mu_B of every call, (T, C) each.

@@ -57,14 +57,9 @@ class Journal:
 
     def append(self, records: Iterable[Row]) -> None:
         """Add records as they are, each a whole line."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with held(self.folder, wait=True):
-            new = self._wanted(records)
-            extend(self.path, new)
-            self.records += new
-
-    def _wanted(self, records: Iterable[Row]) -> list[Record]:
-        return [dict(record) for record in records]
+        new = [dict(record) for record in records]
+        extend(self.path, new)
+        self.records += new
 
     def add(self, rows: Iterable[Row]) -> None:
         """Append rows, each with the configuration, its hash, and where it was made."""
@@ -93,11 +88,13 @@ class CellJournal(Journal):
                 change = f"{name} is {old!r} there, {new!r} now; use the same, or another folder with --out"
                 raise MCBNError(f"{folder} was made with another configuration: {change}")
 
-    def _wanted(self, records: Iterable[Row]) -> list[Record]:
-        """Keep the records that are not there yet, whichever run added them."""
-        self._refresh()
-        known = set(map(record_key, self.records))
-        return [dict(record) for record in records if record_key(record) not in known]
+    def append(self, records: Iterable[Row]) -> None:
+        """Add the records that are not there yet, whichever run adds them."""
+        (cells := self.folder / "cells").mkdir(parents=True, exist_ok=True)
+        with held(cells, wait=True):
+            self._refresh()
+            known = set(map(record_key, self.records))
+            super().append(record for record in records if record_key(record) not in known)
 
     def finish(self, cell: str, tensors: Mapping[str, Tensor], records: list[Record]) -> None:
         """Write a cell's file, then its records."""
@@ -136,7 +133,7 @@ def extend(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
     lines = b"".join(map(_line, records))
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
+    with held(path.parent, wait=True), path.open("a+b") as file:
         file.seek(0)
         tail = file.read().rpartition(b"\n")[2]
         whole = _parse(tail) is not None

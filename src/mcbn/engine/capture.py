@@ -7,6 +7,7 @@ and what the runs before the capture changed is put back.
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,13 +31,20 @@ def warm_up(function: Callable[[], Any], times: int = 1) -> None:
 def capture(
     function: Callable[[], Any], *, warm_ups: int = WARM_UPS, around: AbstractContextManager[Any] | None = None
 ) -> Callable[[], None]:
-    """Capture a function, return what runs it again; `around` puts back what the runs before the capture change."""
+    """Capture a function, return what runs it again; `around` puts back what the runs before the capture change.
+
+    What is returned keeps the function: a graph reads freed memory once a tensor that the function holds is gone.
+    """
     with around or nullcontext():
         warm_up(function, warm_ups)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         function()
-    return graph.replay
+    return partial(_replay, graph, function)
+
+
+def _replay(graph: Any, _kept: Callable[[], Any]) -> None:
+    graph.replay()
 
 
 def capture_of(function: Callable[..., Tensor], arguments: Iterable[Tensor]) -> Callable[..., Tensor]:

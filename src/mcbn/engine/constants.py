@@ -52,6 +52,7 @@ NARROW_MOST_WORK = 1.25  # pixels computed for one wanted: patches hang over the
 NARROW_WARPS = 4  # of a block
 NARROW_BLOCKS = {16: 4, 32: 4, 64: 3}  # that a multiprocessor should hold, by outputs: bounds registers
 NARROW_BLOCKS_OF_16 = 8  # from 16 inputs to 16 outputs
+SCALED_THREADS = 256  # of a block; not measured
 HALVED_THREADS = 256  # of a block; not measured
 PROBABILITIES_THREADS = 128  # of a block; not measured
 PROBABILITIES_MOST_CLASSES = 32  # registers of a thread

@@ -62,21 +62,34 @@ def narrow_share(tracer: ReplayTracer, depends: set[fx.Node]) -> float:
     return sum(_is_narrow(tracer.root, node) for node in convolutions) / max(1, len(convolutions))
 
 
-def fuse_narrow(each: fx.GraphModule) -> fx.GraphModule:
-    """Return a pass whose narrow convolutions are one kernel with batch norm, shortcut and rectifier behind them."""
+def fuse_kernels(each: fx.GraphModule, *, narrow: bool = True) -> fx.GraphModule:
+    """Return a pass by kernels of ours: narrow convolutions where asked for, batch norm, with what follows them."""
     graph = fx.Graph()
     graph.output(cast(fx.Node, graph.graph_copy(each.graph, {})))
-    for node in graph.nodes:
+    for node in list(graph.nodes) if narrow else []:
         if _is_halving(node):
             node.target, node.args, node.kwargs = torch.ops.mcbn.halved.default, node.args[:1], {}
-    for node in list(graph.nodes):
-        if _is_narrow(each, node):
+        elif _is_narrow(each, node):
             _fuse_with_kernel(each, graph, node)
+    for norm in graph.find_nodes(op="call_function", target=normalize):
+        if kernels.suits_scaled(facts(norm).shape, facts(norm).dtype):
+            _fuse_scaled(graph, norm)
     graph.eliminate_dead_code(matters)
     return as_code(each, graph)
 
 
-def compiled(each: fx.GraphModule) -> bool:
+def _fuse_scaled(graph: fx.Graph, norm: fx.Node) -> None:
+    """Put a kernel in the place of a batch norm and what follows it."""
+    end, shortcut, slope = _behind(norm, facts(norm).shape)
+    if _changes_between(norm, end) or (shortcut is not None and facts(shortcut).dtype != facts(norm).dtype):
+        end, shortcut, slope = norm, None, 1.0
+    with graph.inserting_before(end):
+        operands = (*norm.args, shortcut, slope, facts(norm).shape[0])
+        fused = graph.call_function(torch.ops.mcbn.scaled.default, operands)
+    _replace(graph, norm, end, fused)
+
+
+def compiled(each: fx.GraphModule, device: torch.device) -> bool:
     """Begin to compile the kernels of a pass, all beside each other; tell whether they are there already."""
     ready = True
     for node in each.graph.find_nodes(op="call_function", target=torch.ops.mcbn.narrow.default):
@@ -84,7 +97,10 @@ def compiled(each: fx.GraphModule) -> bool:
         packed, shape = getattr(each, weight.target), facts(x).shape
         if shape:  # what the pass is given has none on record: its kernel is compiled when it is launched
             sizes = packed.shape, facts(node).shape[1], doubled, shortcut is not None, stride, padding
-            ready &= kernels.prefetch("narrow", kernels.narrow_sizes(shape, *sizes), packed.device)
+            ready &= kernels.prefetch("narrow", kernels.narrow_sizes(shape, *sizes), device)
+    scaled = each.graph.find_nodes(op="call_function", target=torch.ops.mcbn.scaled.default)
+    for kind in {kernels.KINDS[cast(torch.dtype, facts(node).dtype)] for node in scaled}:
+        ready &= kernels.prefetch("scaled", {"KIND": kind}, device)
     return ready
 
 

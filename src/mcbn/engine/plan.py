@@ -38,7 +38,8 @@ class Program:
     clones_inputs: bool
     stackable: bool  # every operation takes one more axis in front as it is, so several draws need no `vmap`
     channels_last: bool = False
-    narrow: fx.GraphModule | None = None  # `each` with kernels for narrow convolutions, where most of them are
+    folds: bool = False  # batch norm into weights, for one draw a pass
+    by_kernels: fx.GraphModule | None = None  # `each` with kernels of ours, where there are any
 
     def laid_out(self, *, channels_last: bool) -> "Program":
         """Return the program for values and folded weights of this layout: a convolution copies weights of another."""
@@ -96,31 +97,36 @@ def build(tracer: ReplayTracer, fold: Callable[[int, bool], bool]) -> Program:
     """Make a program of a trace; `fold(width, convolutional)` decides whether batch norm goes into weights."""
     convolutional = any(node.target is F.conv2d for node in tracer.graph.nodes)
     depends, narrow, ours = rewrite.depends_on_draw(tracer.graph), 0.0, runs_kernels(tracer)
-    if fusing := ours or tracer.on_gpu:
+    if ours or tracer.on_gpu:
         from mcbn.engine import fuse
 
-        narrow = fuse.narrow_share(tracer, depends) if ours else 0.0
+        narrow = fuse.narrow_share(tracer, depends) if ours and batches.tf32()[0] else 0.0  # as cuDNN rounds
     folds = fold(tracer.width, convolutional) and narrow < constants.MOSTLY_NARROW
     folded = rewrite.fold(tracer, depends) if folds else {}
     rewrite.work_in_place(tracer.graph, depends)
     stackable = not folds and all(rewrite.is_stackable(node, depends) for node in depends)
     shared, each, names = rewrite.split_by_draw(tracer, depends, folded, stacked=stackable)
     calls = tuple(tracer.norms[name] for name in names)
-    program = Program(shared, each, calls, tracer.width, convolutional, tracer.changes_inputs, stackable)
-    if fusing and folds:
-        program = replace(program, each=fuse.fuse_activations(program.each))  # by cuDNN, which needs batch norm folded
-    elif narrow:
-        program = replace(program, narrow=fuse.fuse_narrow(program.each))  # by kernels of ours
+    if tracer.on_gpu and folds:
+        each = fuse.fuse_activations(each)  # by cuDNN, which needs batch norm folded
+    program = Program(shared, each, calls, tracer.width, convolutional, tracer.changes_inputs, stackable, folds=folds)
+    if ours and kernels_in(by_kernels := fuse.fuse_kernels(each, narrow=narrow > 0 and not folds)):
+        program = replace(program, by_kernels=by_kernels)
     return program.laid_out(channels_last=True) if convolutional else program
 
 
 def runs_kernels(tracer: ReplayTracer) -> bool:
-    """Tell whether kernels for narrow convolutions can be had, and round as the network's own would."""
-    if not tracer.on_gpu or not batches.tf32()[0]:
+    """Tell whether kernels of ours can be had."""
+    if not tracer.on_gpu:
         return False
     from mcbn.engine import kernels
 
     return kernels.available()
+
+
+def kernels_in(each: fx.GraphModule) -> Counter[str]:
+    """Count the kernels of ours in a pass, by name."""
+    return Counter(str(node.target).split(".")[1] for node in each.graph.nodes if str(node.target).startswith("mcbn."))
 
 
 @dataclass(frozen=True)
@@ -231,7 +237,7 @@ def _evenly(count: int, most: int) -> int:
 def plans_for(program: Program, omega: Tensor, chunk: int, dtype: torch.dtype, outputs: int | None) -> list[Plan]:
     """List the plans for a program, the fastest first; outputs: of one draw, where several passes may go on at once."""
     layouts = [program, program.laid_out(channels_last=False)] if program.channels_last else [program]
-    if program.narrow is not None:
-        layouts.insert(0, replace(program, each=program.narrow, narrow=None))
+    if program.by_kernels is not None:
+        layouts.insert(0, replace(program, each=program.by_kernels, by_kernels=None))
     groups = {n: 1 if outputs is None else passes_at_once(program, omega, n, outputs) for n in (chunk, 1)}
     return [Plan(size, layout, omega, dtype, groups[size]) for layout in layouts for size in groups]

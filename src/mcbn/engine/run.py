@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mcbn import batches
 from mcbn.batch_norm import Replay
@@ -170,8 +170,9 @@ class Engine:
         if plan.chunk == 1:
             folded = sum(norm.folded_weight is not None for norm in program.norms)
             how = f"one draw a pass, {folded} of {len(program.norms)} batch norm calls folded into weights"
-        if kernels := sum(str(node.target) == "mcbn.narrow.default" for node in program.each.graph.nodes):
-            how += f", {kernels} convolutions in one kernel each with what follows"
+        kernels = plans.kernels_in(program.each)
+        for name, what in (("narrow", "convolutions"), ("scaled", "batch norms")):
+            how += f", {kernels[name]} {what} in one kernel each with what follows" if kernels[name] else ""
         if plan.group > 1:
             how += f", {plan.group} passes in one CUDA graph"
         return (
@@ -213,7 +214,10 @@ class Engine:
         if self._refuted:
             return OwnCode(self._refuted, self.replay)
         on_gpu = any(t.is_cuda for t in batches.tensors_of(inputs))
-        T = self.posterior.n_samples
+        T, history = self.posterior.n_samples, self._history(self._key(inputs, chunk_size))
+        if on_gpu and history.own_draws and not history.postponed and is_convolutional(self.network.module):
+            history.postponed = 1  # cuDNN sets another layout up for seconds, and who predicts once has no use for it
+            return self._own_code
         at_once = partial(plans.draws_at_once, n_samples=T, chunk_size=chunk_size, on_gpu=on_gpu)
         tracer = ReplayTracer(*self.posterior.draw(0))
         try:
@@ -224,14 +228,15 @@ class Engine:
         except Exception as error:  # whatever a foreign network does while watched, its own code can still be run
             self.replay(inputs, 0)  # unless these inputs are at fault: that says nothing about others of their shape
             return OwnCode(f"it cannot be traced ({error.__cause__ or error})", self.replay)
-        history = self._history(self._key(inputs, chunk_size))
-        if history.own_draws and history.postponed < constants.CALLS_WITHOUT_KERNELS and program.narrow is not None:
+        if history.own_draws and history.postponed < constants.CALLS_WITHOUT_KERNELS and program.by_kernels is not None:
             from mcbn.engine import fuse
 
             history.postponed += 1  # who predicts once does not share the processor with the compiler either
-            if history.postponed == 1 or not fuse.compiled(program.narrow):
+            if history.postponed == 1 or not fuse.compiled(program.by_kernels, first.device):
                 return self._own_code
-        chunk = at_once(program.width, program.convolutional, narrow=program.narrow is not None)
+        chunk = at_once(
+            program.width, program.convolutional, narrow=program.by_kernels is not None and not program.folds
+        )
         outputs = first.numel() if chunk_size is None else None
         choices = plans.plans_for(program, self._omega(program), chunk, first.dtype, outputs)
         plan = self._proven(choices, inputs, first, history)
@@ -339,6 +344,11 @@ class Engine:
         halves = batches.cut(inputs, 2)
         for pieces in zip(*(self.outputs(half, stop, 1, start=start) for half in halves), strict=True):
             yield torch.cat(pieces, 1)
+
+
+def is_convolutional(module: nn.Module) -> bool:
+    """Tell whether a module has two-dimensional convolutions, whoever calls them."""
+    return any(isinstance(child, nn.Conv2d) for child in module.modules())
 
 
 def _gathered(chunks: Iterator[Tensor]) -> Iterator[Tensor]:

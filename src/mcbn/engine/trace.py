@@ -100,6 +100,8 @@ class Tracer(BatchNormMode):
             raise UntraceableError("it draws random numbers")
         if self.refusal is not None:
             raise self.refusal
+        if self.changes_inputs and len({id(t) for t in tensors}) > len({storage_of(t) for t in tensors}):
+            raise UntraceableError("it changes inputs that share memory")
         return output
 
     def steps(self) -> list[Any]:

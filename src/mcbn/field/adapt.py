@@ -17,9 +17,9 @@ sampling does not explain (positive-part James-Stein), for means in standard dev
 Inputs of few classes move them too: the reference is mixed in the class proportions that the moved network predicts for
 the inputs, and the transport is computed again, three times. It starts from the plain transport, and once more from
 what the network predicts unmoved: the first fails where one class makes up the inputs, the second where predictions
-have collapsed. The first is kept unless the second needs a clearly smaller move of the inputs. A heavy shift makes
-predictions favour some classes, and mixing feeds on that (docs/field.md has numbers). So the plain transport stands
-unless the proportions that come out have less than `FEW` of the reference's entropy.
+have collapsed. The first is kept unless the second needs a clearly smaller move of the inputs. Under a heavy shift
+predictions favour some classes, and mixing feeds on that: the plain transport stands unless the proportions that come
+out have less than `FEW` of the reference's entropy.
 """
 
 from collections.abc import Iterator, Mapping
@@ -77,7 +77,7 @@ class Adaptation:
     n_inputs: int  # unlabelled inputs used, those of earlier calls included
     p_value: float  # of the watch, for all of them together
     moves: Mapping[str, Move]  # by call; none where nothing was moved
-    classes: Tensor | None  # predicted proportions of the inputs, (K,), as the reference was mixed; None: no classes
+    classes: Tensor | None  # predicted proportions of the inputs, (K,); None: no classes
     settled: bool  # both starts led to the same proportions
     base: Posterior = field(repr=False)  # before
     pool: Any = field(repr=False)  # the inputs, for a later call with more
@@ -109,10 +109,6 @@ class _Candidate(NamedTuple):
     posterior: Posterior
     moves: Mapping[str, Move] = {}
     classes: Any = None  # (K,); None: the network gives none
-
-    @property
-    def size(self) -> float:
-        return sum(move.size for move in self.moves.values())
 
 
 def adapt(bayes: MCBN[Any], unlabelled: Any, reference: Any, strength: str | float) -> MCBN[Any]:
@@ -147,15 +143,11 @@ class _Inputs:
         self.drawn, self.pool, self.guard, null = bayes.posterior, pool, guard, guard.input_null
         self.rows, self.probs, self.n_inputs = null.rows, null.probs, batches.size_of(pool)
         self.size = min(self.drawn.fitted_batch_size or self.drawn.batch_size, self.n_inputs)
-        n_reference = min(len(self.rows), REFERENCE_DRAWS * self.size)
-        self.chance = self.size * (1 / self.n_inputs + 1 / n_reference)
-        self.now = averages(guard.recorder, self._batches())
-
-    def _batches(self) -> Iterator[Any]:
-        """Cut the unlabelled inputs into batches, all of them as often."""
-        generator, take = np.random.Generator(np.random.Philox(key=[self.guard.seed, 4])), Take(self.pool)
-        for _ in range(1 if self.n_inputs >= MANY else PARTITIONS):
-            yield from cut_batches(None, take(generator.permutation(self.n_inputs)), self.size)[0]
+        self.chance = self.size * (1 / self.n_inputs + 1 / min(len(self.rows), REFERENCE_DRAWS * self.size))
+        generator = np.random.Generator(np.random.Philox(key=[guard.seed, 4]))
+        often = 1 if self.n_inputs >= MANY else PARTITIONS
+        orders = (Take(pool)(generator.permutation(self.n_inputs)) for _ in range(often))
+        self.now = averages(guard.recorder, (b for x in orders for b in cut_batches(None, x, self.size)[0]))
 
     def moved(self, strength: str | float) -> tuple[_Candidate, bool]:
         """Transport as if classes were those of the reference, and mixed from either start; choose, and say if sure."""
@@ -164,8 +156,8 @@ class _Inputs:
             return plain, True
         best, other = (self._mixed(start, strength) for start in (plain.classes, self._classes(self.drawn)))
         settled = float((best.classes - other.classes).abs().max()) < SETTLED
-        if other.size < CLEARLY * best.size:
-            best = other
+        sizes = [sum(move.size for move in mixed.moves.values()) for mixed in (best, other)]
+        best = other if sizes[1] < CLEARLY * sizes[0] else best
         few = float(entropy(best.classes, 0)) < FEW * float(entropy(self.probs.double().mean(0), 0))
         return best if few else plain, settled
 
@@ -211,18 +203,13 @@ def _move(before: Averages, now: Averages, chance: float, strength: str | float)
     alive = before.var > DEAD
     mean, var, mean_noise, log_var_noise = (values[alive] for values in before)
     offset, log_rho = (now.mean[alive] - mean) / var.sqrt(), (now.var[alive].clamp(min=DEAD) / var).log()
-    kept = _share(offset, mean_noise / var * chance), _share(log_rho, log_var_noise * chance)
-    if not isinstance(strength, str):
-        kept = float(strength), float(strength)
+    noises = ((offset, mean_noise / var), (log_rho, log_var_noise))
+    shares = (1 - chance * noise.sum() / move.square().sum().clamp(min=1e-30) for move, noise in noises)
+    v, w = (max(0.0, float(share)) if isinstance(strength, str) else float(strength) for share in shares)
     if not bool(alive.any()):
-        return Move(0.0, 1.0, kept)
+        return Move(0.0, 1.0, (v, w))
     width, size = (0.5 * log_rho.median()).exp(), (offset.square() + log_rho.square() / 4).sum()
-    return Move(float(offset.square().mean().sqrt()), float(width), kept, float(size))
-
-
-def _share(move: Tensor, noise: Tensor) -> float:
-    """max(0, 1 - sum_c noise_c / sum_c move_c^2)."""
-    return max(0.0, 1 - float(noise.sum() / move.square().sum().clamp(min=1e-30)))
+    return Move(float(offset.square().mean().sqrt()), float(width), (v, w), float(size))
 
 
 def _transport(
@@ -260,6 +247,5 @@ def centre_on_running(drawn: Posterior, recorded: Recorded) -> Posterior:
     now = {}
     for name in drawn.layers:
         mean, var = (value.to(before[name].mean) for value in recorded.running[name])
-        n = recorded.values[name]
-        now[name] = Averages(mean, var * (n - 1) / n, mean, var)
+        now[name] = Averages(mean, var * (1 - 1 / recorded.values[name]), mean, var)
     return drawn.moved(*_transport(before, now, {name: Move(0.0, 1.0, (1.0, 1.0)) for name in drawn.layers}))

@@ -78,9 +78,8 @@ class Reading:
 
     def row(self) -> dict[str, Any]:
         """Return it as a row of a table; layer_NAME is how far that layer is, about 1 at home."""
-        layers = {f"layer_{layer.layer}": layer.distance for layer in self.layers}
         said = {"p_value": self.p_value, "distance": self.distance, "kind": self.kind, "explanation": self.explain()}
-        return said | layers
+        return said | {f"layer_{layer.layer}": layer.distance for layer in self.layers}
 
     def explain(self) -> str:
         """Say in a sentence what was seen, and where."""
@@ -226,8 +225,7 @@ class Watch:
         stream, limit = self.stream, 1 / self.false_alarms
         waiting = 0 if stream.waiting is None else batches.size_of(stream.waiting)
         value = math.exp(min(stream.log_value, 700))
-        alarm = stream.highest >= math.log(limit)
-        return Evidence(value, limit, alarm, stream.n_batches, stream.p_value, waiting)
+        return Evidence(value, limit, stream.highest >= math.log(limit), stream.n_batches, stream.p_value, waiting)
 
     def reset(self) -> None:
         """Begin a new stream: forget distances, evidence, alarm and waiting inputs."""
@@ -343,8 +341,7 @@ class Watch:
             if metadata["weights_dtype"] == here["weights_dtype"] and metadata["weights"] != here["weights"]:
                 raise MCBNError(f"{path} is a watch of other weights than this network has: make one for these")
             settings = json.loads(metadata["settings"])
-            chosen = {name: settings[name] for name in ("batch_size", "false_alarms", "seed")}
-            watch = cls(bayes, reference=None, **chosen)
+            watch = cls(bayes, reference=None, **{n: settings[n] for n in ("batch_size", "false_alarms", "seed")})
             _restore(watch, tensors, settings)
             watch.require_network_of(bayes)
         if reference is not None:
@@ -475,6 +472,4 @@ def _restore(watch: Watch, tensors: Mapping[str, Tensor], settings: Mapping[str,
         watch.input_null = null(InputNull, "inputs")
     watch.shapes = [tuple(shape) for shape in settings["shapes"]]
     watch.reset()
-    state = {name: tensors[f"stream.{name}"].numpy() for name in STREAM_TENSORS} | settings["stream"]
-    for name, value in state.items():
-        setattr(watch.stream, name, value)
+    vars(watch.stream).update({name: tensors[f"stream.{name}"].numpy() for name in STREAM_TENSORS} | settings["stream"])

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mcbn import metrics
+from mcbn import metrics, outputs
 from mcbn.errors import MCBNError
 from mcbn.field.watch import Watch
 from mcbn.model import MCBN
@@ -96,5 +96,6 @@ def _scores(bayes: MCBN[Any], x: Any, y: Any) -> dict[str, float]:
     if y is not None and regression:
         values["RMSE"] = metrics.rmse(pred.mean, y)
     elif y is not None:
+        y = outputs.require_labels(y, pred.probs)  # of a table they are floats
         values |= {"accuracy": metrics.accuracy(pred.probs, y), "NLL (nats)": metrics.nll(pred.probs, y)}
     return {name: float(value.mean()) for name, value in values.items()}

@@ -33,6 +33,11 @@ class Selection(list[Record]):
         """List the values of a field, tuples of several, in the order of their first record."""
         return list(dict.fromkeys(map(itemgetter(*fields), self)))
 
+    def shared(self) -> "Selection":
+        """Keep the corruptions that every method and seed has."""
+        runs = [set(self.where(method=m, seed=s).each("corruption")) for m, s in self.each("method", "seed")]
+        return self.where(corruption=[*set.intersection(*runs)])
+
     def by_seed(self, field: str) -> list[float]:
         """Average a field over the records of each seed: one number a network."""
         return [fmean(float(r[field]) for r in self.where(seed=seed)) for seed in self.each("seed")]
@@ -74,21 +79,13 @@ def comparable(records: list[Record]) -> Selection:
 
 
 def _repairs(records: list[Record]) -> Iterator[Selection]:
-    """Yield repairs of each network and severity: of the configuration with most corruptions, the newest of such.
-
-    Of it, corruptions that every method and seed has.
-    """
+    """Yield repairs of each network and severity: of one configuration, that of most corruptions, then the newest."""
     newest = {(*(str(r.get(key)) for key in KEYS), r["config_hash"]): r for r in records if r["kind"] in REPAIRS}
     repairs = Selection(newest.values())
     for network, severity in (last := repairs.where(kind="repair")).each("network", "severity"):
         configs = last.where(network=network, severity=severity).each("config_hash")
-        tried = [repairs.where(network=network, severity=severity, config_hash=config) for config in reversed(configs)]
-        yield max(map(_shared, tried), key=lambda rows: len(rows.each("corruption")))
-
-
-def _shared(tried: Selection) -> Selection:
-    runs = [set(tried.where(method=m, seed=s).each("corruption")) for m, s in tried.each("method", "seed")]
-    return tried.where(corruption=[*set.intersection(*runs)])
+        tried = (repairs.where(network=network, severity=severity, config_hash=config) for config in reversed(configs))
+        yield max((some.shared() for some in tried), key=lambda rows: len(rows.each("corruption")))
 
 
 def count_alarms(records: Selection) -> Iterator[Record]:

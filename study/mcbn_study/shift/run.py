@@ -35,10 +35,9 @@ def run(
 ) -> Path:
     """Measure every network; append to `out`/records.jsonl; networks of six classes lie in its `networks`.
 
-    networks: folder of those of `mcbn reproduce cifar10`, none: only foreign ones; weights: folder of foreign ResNets,
-    resnet20.npz and the like; only: some of all these, such as "resnet32 1"; kinds: of measurements, `MEASUREMENTS`,
-    `AT_SEVERITIES`, ensemble, near, sensor, all by default; severities: those of the profile by default; datasets: of
-    the tables with a drifting sensor. Runs of different networks or severities can share `out`.
+    networks: folder of those of `mcbn reproduce cifar10`; weights: of ResNets of others, resnet20.npz and the like;
+    only: some of these by name and seed, "resnet32 1"; kinds: of `MEASUREMENTS` and `AT_SEVERITIES`, ensemble, near,
+    sensor; severities: those of the profile by default; datasets: of the tables with a drifting sensor.
     """
     journal = Journal(out, asdict(profile), device)
     found = {f"{subject.name} {subject.seed}": subject for subject in load_subjects(networks, weights, inputs, device)}
@@ -57,7 +56,7 @@ def run(
     for severity, kind, subject in product(chosen, AT_SEVERITIES, subjects):
         rows = partial(getattr(measure, kind), subject, corrupted, profile)
         do(kind, subject.name, subject.seed, rows, severity=severity)
-    for severity in chosen if len(ours) > 1 else ():
+    for severity in chosen if len(ours) > 1 or (ours and not only) else ():
         do("ensemble", ours[0].name, None, partial(measure.ensemble, ours, corrupted, profile), severity=severity)
     for subject in near_subjects(profile, inputs, out / "networks", NEAR_SEEDS) if not kinds or "near" in kinds else ():
         do("near", subject.name, subject.seed, partial(measure.novelty, subject, corrupted, profile, near=True))

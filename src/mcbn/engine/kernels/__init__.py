@@ -4,6 +4,8 @@ narrow.cu: narrow convolutions of many draws, with batch norm, shortcut and rect
 16 channels take five times what moving their values takes, and batch norm that differs from draw to draw is two passes
 over memory more. Products are TF32, as PyTorch's convolutions are by default.
 halved.cu: the largest of 2 x 2 pixels. PyTorch's pooling also writes where each was, which takes longer than the rest.
+scaled.cu: batch norm of every draw, shortcut and rectifier behind any other convolution, in half precision too, where
+PyTorch goes six times over memory.
 probabilities.cu: class probabilities of many places, the pixels of a segmentation say: moments and divergences,
 which are a dozen passes over memory as operations of their own. benchmarks/README.md has times.
 """
@@ -15,7 +17,7 @@ from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from math import isqrt
+from math import isqrt, prod
 from pathlib import Path
 from shutil import which
 from typing import Any, NamedTuple
@@ -31,6 +33,7 @@ from mcbn.files import cache_folder, replacing
 SHARED_BYTES = 48 * 1024  # of a block of threads, on every GPU
 COMPILERS = ThreadPoolExecutor(os.cpu_count(), "mcbn-kernels")  # at work without Python's lock
 IMAGES, SCALES = (0, 1, 7), (5, 6)  # places of what differs from draw to draw among the arguments of `narrow`
+KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # of values that `scaled` takes
 
 
 @cache
@@ -195,16 +198,22 @@ def narrow(
     sizes = narrow_sizes(x.shape, weight.shape, kept, doubled, shortcut is not None, stride, padding)
     high, wide, rows, columns, images = (int(sizes[name]) for name in ("HIGH", "WIDE", "ROWS", "COLUMNS", "IMAGES"))
     out = torch.empty(N, kept, high, wide, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-    scale, shift = scale.reshape(-1, kept), shift.reshape(-1, kept)
     shift = shift if bias is None else torch.addcmul(shift, bias, scale)
     read = [aligned(out if image is None else image, torch.channels_last) for image in (x, beside, shortcut)]
-    alike = scale.stride() == shift.stride() and scale.stride(1) == 1 and scale.stride(0) % 4 == 0
-    if not alike or any(table.data_ptr() % 16 for table in (scale, shift)):  # else columns of one table stay in it
-        scale, shift = aligned(scale), aligned(shift)
+    scale, shift = _tables(scale, shift, kept)
     tensors = [*read[:2], weight, scale, shift, read[2], out]
     blocks = -(-N // images) * -(-high // rows) * -(-wide // columns)
     launch("narrow", sizes, (blocks, 32 * constants.NARROW_WARPS), tensors, N, N // len(scale), scale.stride(0), slope)
     return out
+
+
+def _tables(scale: Tensor, shift: Tensor, channels: int) -> tuple[Tensor, Tensor]:
+    """Lay scales and shifts out as tables (t, C) of one pitch; columns of one table stay in it where they can."""
+    scale, shift = scale.reshape(-1, channels), shift.reshape(-1, channels)
+    alike = scale.stride() == shift.stride() and scale.stride(1) == 1 and scale.stride(0) % 4 == 0
+    if not alike or any(table.data_ptr() % 16 for table in (scale, shift)):
+        scale, shift = aligned(scale), aligned(shift)
+    return scale, shift
 
 
 def aligned(values: Tensor, layout: torch.memory_format = torch.contiguous_format) -> Tensor:
@@ -231,6 +240,42 @@ def _(info: Any, axes: Sequence[int | None], *operands: Any) -> tuple[Tensor, in
             together[position] = stacked(position).flatten(0, 1)  # (t N, C, H, W)
     out = narrow(*together)
     return out.unflatten(0, (t, -1)), 0  # (t, N, D, H', W')
+
+
+def suits_scaled(shape: Sequence[int], dtype: torch.dtype | None) -> bool:
+    """Tell whether `scaled` takes images of a shape, in pieces of 16 bytes."""
+    whole = dtype in KINDS and len(shape) == 4 and shape[1] % (4 if dtype == torch.float32 else 8) == 0
+    return whole and 0 < prod(shape) < 2**31
+
+
+@torch.library.custom_op("mcbn::scaled", mutates_args=())
+def scaled(x: Tensor, scale: Tensor, shift: Tensor, shortcut: Tensor | None, slope: float, images: int) -> Tensor:
+    """f(scale x + shift + shortcut) as `narrow` has f, rounded as operations of their own round: (t images, C, H, W).
+
+    scale and shift (t, C) or (C,); x and shortcut have the images of all t draws, or those that every draw reads.
+    """
+    C, values = x.shape[1], 16 // x.element_size()
+    scale, shift = _tables(scale.float(), shift.float(), C)
+    shape = (len(scale) * images, *x.shape[1:])
+    out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    x, other = (aligned(x if image is None else image, torch.channels_last) for image in (x, shortcut))
+    count, inputs, shortcuts = (image.numel() // values for image in (out, x, other))
+    numbers = (count, count // len(scale), C // values, scale.stride(0), inputs, 0 if shortcut is None else shortcuts)
+    grid = (-(-count // constants.SCALED_THREADS), constants.SCALED_THREADS)
+    launch("scaled", {"KIND": KINDS[x.dtype]}, grid, [x, scale, shift, other, out], *numbers, slope)
+    return out
+
+
+@scaled.register_vmap
+def _(info: Any, axes: Sequence[int | None], *operands: Any) -> tuple[Tensor, int]:
+    """Run the draws of `torch.vmap` as one batch; what they share is not repeated."""
+    x, scale, shift, shortcut = (
+        v if axis is None else v.movedim(axis, 0) for v, axis in zip(operands[:4], axes, strict=False)
+    )
+    x, shortcut = (v if axis is None else v.flatten(0, 1) for v, axis in ((x, axes[0]), (shortcut, axes[3])))
+    scale, shift = (v.expand(info.batch_size, v.shape[-1]) for v in (scale, shift))  # fails for draws of draws
+    out = scaled(x, scale, shift, shortcut, *operands[4:])
+    return out.unflatten(0, (info.batch_size, -1)), 0
 
 
 def suits_halved(shape: Sequence[int], size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: Any) -> bool:
