@@ -103,6 +103,16 @@ def test_inexact_statistics_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["statistics_error"] == pytest.approx(0.25)
 
 
+def test_what_is_compared_is_the_fast_way_that_the_record_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    for name in ("explain", "sample"):
+        own = getattr(checks.MCBN, name)
+        told = lambda *args, own=own, name=name, **how: (called.append(name), own(*args, **how))[1]  # noqa: E731
+        monkeypatch.setattr(checks.MCBN, name, told)
+    assert examine(mlp(), torch.randn(12, 5))["way"] == "2 draws in one pass"
+    assert called[-2:] == ["explain", "sample"]  # so few draws alone would run by the network's own code
+
+
 def test_inexact_outputs_and_a_wrong_fast_way_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "norms_in_training", nn.Module.eval)  # a pass with running statistics
     found = examine(mlp(), torch.randn(12, 5))
