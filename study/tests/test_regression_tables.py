@@ -7,7 +7,7 @@ from scipy import stats
 import synthetic
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
-from mcbn_study import paper
+from mcbn_study import journal, paper
 from mcbn_study.estimates import Estimate
 from mcbn_study.regression import report
 from mcbn_study.tables import MISSING, to_latex, to_markdown
@@ -172,12 +172,24 @@ def test_means_are_over_searches_with_the_error_over_runs_and_the_spread():
     assert report.over_searches(searches[:1]) == searches[0]
 
 
+SCORED = ((1, -3.05, 5.0), (2, -3.3, -30.0), (3, -3.48, -60.0))
+
+
 def test_mnf_shows_what_the_published_rule_gives_and_explains_nothing():
     key = ("energy", "mnf", "rmse")
     rows = {key: shifted(*key, 30, own=0.05)}
-    published = {key: Estimate(1.83, 0.1, 25)}
     assert report.fidelity_tables(rows)[1].rows[0][-1] == "not explained"
-    assert report.fidelity_tables(rows, published)[1].rows[0][-1].endswith("MNF stopped as published: 1.83 ± 0.10")
+    tried = {key: "MNF stopped as published: 1.83 ± 0.10"}
+    assert report.fidelity_tables(rows, tried)[1].rows[0][-1] == f"not explained; {tried[key]}"
+
+
+def test_the_multiple_of_tau_nearest_the_printed_score_is_what_was_tried(tmp_path):
+    rows = [{"dataset": "concrete", "factor": k, "pll": [p, p], "pll_normalized": [n, n]} for k, p, n in SCORED]
+    journal.extend(tmp_path / "precision" / "records.jsonl", rows)
+    tried = report.experiments(tmp_path)  # printed: -3.45 and -36.36
+    assert tried["concrete", "mcbn", "pll"] == "at 3 times our tau: -3.48 ± 0.00"
+    assert tried["concrete", "mcbn", "pll_normalized"] == "at 2 times our tau: -30.00 ± 0.00"
+    assert len(tried) == 2
 
 
 def test_fidelity_of_part_of_the_data_sets_is_incomplete_not_missed():
