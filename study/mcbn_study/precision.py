@@ -7,7 +7,7 @@ from mcbn import MCBN, data
 from mcbn.files import write_text
 from mcbn_study import paper
 from mcbn_study.estimates import cell, mean_cell
-from mcbn_study.journal import RECORDS, Journal, Record, latest, read
+from mcbn_study.journal import RECORDS, Journal, Record, read
 from mcbn_study.regression.measure import score_run
 from mcbn_study.regression.train import load_networks
 from mcbn_study.tables import render
@@ -26,24 +26,20 @@ def run(out: str | Path, *, regression: str | Path = "results/regression") -> No
 
 
 def _rows(path: Path) -> list[Record]:
-    rows: dict[float, Record] = {k: {"dataset": path.stem, "factor": k} for k in CONFIG["factors"]}
-    (x, y), T = data.load(path.stem), CONFIG["n_samples"]
+    x, y = data.load(path.stem)
+    rows: list[Record] = [{"dataset": path.stem, "factor": factor} for factor in CONFIG["factors"]]
     for network, info in load_networks(path):
-        test, chosen = (
-            data.split(len(y), info["split"]).test,
-            {"batch_size": info["config"]["batch_size"], "n_samples": T},
-        )
-        bayes = MCBN(network, "regression").fit(x[info["train"]].float(), seed=info["seed"], **chosen)
+        test, how = data.split(len(y), info["split"]).test, {"seed": info["seed"], "n_samples": CONFIG["n_samples"]}
+        how |= {"batch_size": info["config"]["batch_size"]}
+        bayes = MCBN(network, "regression").fit(x[info["train"]].float(), **how)
         samples = bayes.sample(x[test].float()).flatten(1)  # (T, n)
-        for factor, row in rows.items():
-            scores = score_run(samples, y[test], factor * info["tau"], info["tau_constant"])
-            for metric in METRICS:
-                row.setdefault(metric, []).append(scores[metric])
-    return list(rows.values())
+        for row in rows:
+            scores = score_run(samples, y[test], row["factor"] * info["tau"], info["tau_constant"])
+            row |= {metric: [*row.get(metric, []), scores[metric]] for metric in METRICS}
+    return rows
 
 
 def report(out: Path) -> None:
     """Write the table of scores beside the paper's, from records alone."""
-    records = latest(read(out / RECORDS), ("dataset", "factor"))
-    content = {"records": records, "metrics": METRICS, "mean": mean_cell, "cell": cell, "find": paper.find}
+    content = {"records": read(out / RECORDS), "metrics": METRICS, "mean": mean_cell, "cell": cell, "find": paper.find}
     write_text(out / "table.md", render(__package__, "precision.md.j2", **content))
