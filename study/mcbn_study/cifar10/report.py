@@ -58,13 +58,14 @@ class Measurements(NamedTuple):
 
 
 def write(out: str | Path = "results/cifar10") -> list[Path]:
-    """Write summary.csv, table.md and a figure a network of the records in a folder."""
+    """Write summary.csv, table.md and a figure of each network, but those trained otherwise than the paper's."""
     out = Path(out)
     recorded = read(out / RECORDS)
     studies = collect(recorded)
     text = page(studies, gains_by_network(out.parent, studies))
     written = [write_text(out / "summary.csv", summary(recorded)), write_text(out / "table.md", text)]
-    return [*written, *(save_figure(figure(study), out / f"{study.network}-pll.png") for study in studies)]
+    drawn = [study for study in studies if study.network.partition("-")[2] not in _WORDS["trained"]]
+    return [*written, *(save_figure(figure(study), out / f"{study.network}-pll.png") for study in drawn)]
 
 
 def collect(recorded: Iterable[Record]) -> list[Measurements]:
