@@ -172,6 +172,7 @@ def test_a_figure_in_a_sentence_is_that_of_its_record(sentence: dict[str, str]) 
         rows = [row for table in tables(path) for row in table]
         names |= {
             "tables": tables(path),
+            "agreeing": [tuple(map(int, pair)) for pair in re.findall(r"(\d+) of (\d+) cells", path.read_text())],
             "row": lambda start: next(row for row in rows if next(iter(row.values())).startswith(start)),
             "cell": lambda first, second, column: next(
                 number(row[column].replace("95 %", "")) for row in rows if [*row.values()][:2] == [first, second]

@@ -7,7 +7,7 @@ from scipy import stats
 import synthetic
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
-from mcbn_study import paper
+from mcbn_study import journal, paper
 from mcbn_study.estimates import Estimate
 from mcbn_study.regression import report
 from mcbn_study.tables import MISSING, to_latex, to_markdown
@@ -172,12 +172,35 @@ def test_means_are_over_searches_with_the_error_over_runs_and_the_spread():
     assert report.over_searches(searches[:1]) == searches[0]
 
 
-def test_mnf_shows_what_the_published_rule_gives_and_explains_nothing():
+SCORED = ((1, -3.05, 5.0), (2, -3.3, -30.0), (3, -3.48, -60.0))
+
+
+def test_what_was_tried_on_a_difference_stands_beside_it():
     key = ("energy", "mnf", "rmse")
     rows = {key: shifted(*key, 30, own=0.05)}
-    published = {key: Estimate(1.83, 0.1, 25)}
     assert report.fidelity_tables(rows)[1].rows[0][-1] == "not explained"
-    assert report.fidelity_tables(rows, published)[1].rows[0][-1].endswith("MNF stopped as published: 1.83 ± 0.10")
+    assert report.fidelity_tables(rows, {key: "another rule: 1.83"})[1].rows[0][-1] == "another rule: 1.83"
+
+
+def test_mnf_stopped_as_published_explains_where_it_agrees(tmp_path, runs):
+    mnf = [r for r in runs if (r["dataset"], r["method"]) == ("concrete", "mnf")]
+    scores = {"rmse": 6.57, "crps": 9.0}  # printed: 6.57 ± 0.04 and 3.61 ± 0.02
+    shift = {name: wanted - np.mean([r[name] for r in mnf]) for name, wanted in scores.items()}
+    journal.extend(
+        tmp_path / "mnf_published" / "records.jsonl", [r | {n: r[n] + shift[n] for n in scores} for r in mnf]
+    )
+    tried = report.experiments(tmp_path)
+    assert tried["concrete", "mnf", "rmse"].startswith("MNF stopped as published agrees: 6.570 ± ")
+    assert tried["concrete", "mnf", "crps"].startswith("not explained; MNF stopped as published: 9.0")
+
+
+def test_scores_at_multiples_of_tau_are_what_was_tried(tmp_path):
+    rows = [{"dataset": "concrete", "factor": k, "pll": [p, p], "pll_normalized": [n, n]} for k, p, n in SCORED]
+    journal.extend(tmp_path / "precision" / "records.jsonl", rows)
+    tried = report.experiments(tmp_path)
+    assert tried["concrete", "mcbn", "pll"] == "not explained; at multiples of tau, 1: -3.05, 2: -3.30, 3: -3.48"
+    assert tried["concrete", "mcbn", "pll_normalized"].endswith(", 1: 5.00, 2: -30.00, 3: -60.00")
+    assert len(tried) == 2
 
 
 def test_fidelity_of_part_of_the_data_sets_is_incomplete_not_missed():

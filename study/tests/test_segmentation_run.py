@@ -180,8 +180,6 @@ def test_tables_show_means_over_seeds_and_differences_network_by_network(tmp_pat
 
 def test_a_seed_has_a_network_of_its_own() -> None:
     first, second = (replace(TINY, seed=seed) for seed in (0, 1))
-    assert (first.stem, second.stem) == ("camvid", "camvid-seed1")
-    assert first.title == second.title == "camvid"
     a, b = first.network().state_dict(), second.network().state_dict()
     assert not all(torch.equal(a[name], b[name]) for name in a)
 

@@ -44,11 +44,6 @@ class CifarProfile:
     query_pool: int | None = 4_096  # batches that every image has T different ones of; None: T an image. Ours
 
     @property
-    def variant(self) -> str:
-        """Name what is trained otherwise than the paper's network."""
-        return "" if self.name in ("paper", "quick") else self.name
-
-    @property
     def training(self) -> dict[str, Any]:
         """What decides on the weights, as JSON has it."""
         names = ("depth", "batch_size", "steps", "rates", "momentum", "weight_decay", "n_train")
@@ -67,10 +62,9 @@ PAPER, QUICK = PROFILES["paper"], PROFILES["quick"]
 
 
 def held_out(n_train: int | None = None) -> tuple[Tensor, Tensor]:
-    """Return the indices of the 48,000 images to train on and of the 2,000 to validate on, each sorted.
+    """Return the indices of the 48,000 images to train on and of the 2,000 to validate on, each sorted, for all seeds.
 
-    One fixed random choice for all seeds. The paper trains on all 50,000, as here if that many are asked for, and keeps
-    none to choose by.
+    The paper trains on all 50,000, as here if that many are asked for, and keeps none to choose by.
     """
     order = np.random.Generator(np.random.Philox(key=SPLIT_SEED)).permutation(N_IMAGES)
     parts = np.split(order, [0 if n_train == N_IMAGES else N_VALIDATION])

@@ -58,13 +58,14 @@ class Measurements(NamedTuple):
 
 
 def write(out: str | Path = "results/cifar10") -> list[Path]:
-    """Write summary.csv, table.md and a figure a network of the records in a folder."""
+    """Write summary.csv, table.md and a figure of each network, but those trained otherwise than the paper's."""
     out = Path(out)
     recorded = read(out / RECORDS)
     studies = collect(recorded)
     text = page(studies, gains_by_network(out.parent, studies))
     written = [write_text(out / "summary.csv", summary(recorded)), write_text(out / "table.md", text)]
-    return [*written, *(save_figure(figure(study), out / f"{study.network}-pll.png") for study in studies)]
+    drawn = [study for study in studies if study.network.partition("-")[2] not in _WORDS["trained"]]
+    return [*written, *(save_figure(figure(study), out / f"{study.network}-pll.png") for study in drawn)]
 
 
 def collect(recorded: Iterable[Record]) -> list[Measurements]:
@@ -77,23 +78,25 @@ def collect(recorded: Iterable[Record]) -> list[Measurements]:
 
 
 def gains_by_network(results: Path, studies: Sequence[Measurements] = ()) -> list[tuple[str, ...]]:
-    """Lay out PLL of plain network, MCBN, its gain, and MCBN with M and tau chosen; also of foreign networks."""
-    pll = {"paper plain": [_printed(None) or 0.0], "paper": [_printed(128) or 0.0]}
+    """Lay out PLL of plain network and MCBN, the gain, MCBN with M and tau chosen, ECE of the plain network (%)."""
+    pll, ece = {"paper plain": [_printed(None) or 0.0], "paper": [_printed(128) or 0.0]}, dict[str, list[float]]()
     for study in studies:
-        pll[f"{study.network} plain"] = list(study.curve[None].values())
         pll |= {f"{study.network} {M}": list(study.values("pll", "mcbn", T=128, M=M).values()) for M in (32, 128)}
+        for scores, name in ((pll, "pll"), (ece, "ece")):
+            scores[f"{study.network} plain"] = list(study.values(name, "plain").values())
     for r in read(results / "alternatives" / RECORDS):
         if r["kind"] == "score" and r["data"] == "test" and r["tempered"] == r["method"].endswith("_joint"):
             pll.setdefault(r["method"], []).append(-r["nll"])
-    for r in read(results / "foreign" / RECORDS):
-        if r["n"] == N_TEST:
-            pll[f"{r['network']} {r['method']}"] = [r["pll"]]
+            ece.setdefault(r["method"], []).append(r["ece"])
+    for r in (r for r in read(results / "foreign" / RECORDS) if r["n"] == N_TEST):
+        pll[f"{r['network']} {r['method']}"], ece[f"{r['network']} {r['method']}"] = [r["pll"]], [r["ece"]]
     rows = []
     for title, *methods in _WORDS["gains"]["networks"]:
         plain, ours, tuned = (pll.get(method, []) for method in methods)
         if plain and ours:
             gain = [b - a for a, b in zip(plain, ours, strict=True)]
-            rows.append((title, *(mean_cell(values, decimals=4) for values in (plain, ours, gain, tuned))))
+            cells = (mean_cell(values, decimals=4) for values in (plain, ours, gain, tuned))
+            rows.append((title, *cells, mean_cell(ece.get(methods[0], []), scale=100, decimals=2)))
     return rows
 
 

@@ -32,8 +32,9 @@ def run(
     """
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise MCBNError(f"seeds must be different whole numbers from 0 on; got {list(seeds)}")
-    stem = "-".join(filter(None, (f"resnet{profile.depth}", profile.variant, "dropout" * bool(dropout))))
-    journal, networks = Journal(out, asdict(profile), device), networks or out / "networks" / profile.variant
+    variant = "" if profile.name in ("paper", "quick") else profile.name  # trained otherwise than the paper's
+    stem = "-".join(filter(None, (f"resnet{profile.depth}", variant, "dropout" * bool(dropout))))
+    journal, networks = Journal(out, asdict(profile), device), networks or out / "networks" / variant
     for seed in tracked(seeds, "CIFAR-10", "seed"):
         path = networks / f"{stem}-seed{seed}.safetensors"
         if not path.exists():

@@ -57,7 +57,8 @@ def write(results: str | Path = "results") -> list[Path]:
     written += [write_text(out / "tables.tex", "\n".join([_LATEX, *map(to_latex, report.tables)]))]
     figures = write_figures(out / "predictions", out / "figures")
     shown = [figure.relative_to(out) for figure in figures]
-    text = render(__package__, report=report, figures=shown, command=_COMMAND)
+    once = [describe(d).title for d in NAMES if (e := report.summary.get((d, "mcbn", "rmse"))) and e.searches == 1]
+    text = render(__package__, report=report, figures=shown, command=_COMMAND, once=once)
     return [*written, write_text(out / "tables.md", text), *figures]
 
 
@@ -70,18 +71,30 @@ def read(results: str | Path) -> RegressionReport:
     searches = {1: summarise(tests)} | {seed: summarise(runs(journal.read(files[seed]))) for seed in sorted(files)}
     summary = over_searches(list(searches.values()))
     repeated = [row for name in NAMES for row in _repeat_rows(name, searches)]
-    published_mnf = summarise(runs(journal.read(results / "mnf_published" / RECORDS)))
     repeats = [table(_WORDS["repeats"], repeated)] if repeated else []
     return RegressionReport(
         summary=summary,
         profiles=sorted({str(run.get("profile")) for run in [*tests, *varied]}),
-        fidelity=fidelity_tables(summary, published_mnf),
+        fidelity=fidelity_tables(summary, experiments(results)),
         repeats=repeats + _boston_tables(results / "boston", searches),
         paper=paper_tables(summary),
         sensitivity=sensitivity_tables(varied),
         further=[*further_tables(searches[1]), coverage_table(summary)],
         costs=[cost_table(recorded)],
     )
+
+
+def experiments(results: Path) -> dict[Key, str]:
+    """Say by score what was tried on a difference: MNF stopped as published, other values of tau."""
+    tried: dict[Key, str] = {}
+    for key, stopped in summarise(runs(journal.read(results / "mnf_published" / RECORDS))).items():
+        agrees = (printed := paper.find(*key)) and not Gap(key, stopped, printed).beyond(rounding=True)
+        said = "MNF stopped as published agrees" if agrees else "not explained; MNF stopped as published"
+        tried[key] = f"{said}: {cell(stopped)}"
+    for r, name in product(journal.read(results / "precision" / RECORDS), ("pll", "pll_normalized")):
+        tried.setdefault((r["dataset"], "mcbn", name), "not explained; at multiples of tau")
+        tried[r["dataset"], "mcbn", name] += f", {r['factor']:g}: {fmean(r[name]):.2f}"
+    return tried
 
 
 def paper_tables(summary: Summary) -> list[Table]:
@@ -221,8 +234,8 @@ def gaps(summary: Summary, method: str, metric: str) -> list[Gap]:
     return [gap for gap in both if None not in (gap.ours.standard_error, gap.printed.standard_error)]
 
 
-def fidelity_tables(summary: Summary, published_mnf: Summary | None = None) -> list[Table]:
-    """Count the sets on which we agree with the paper, list where we differ; published_mnf: stopped as published."""
+def fidelity_tables(summary: Summary, tried: Mapping[Key, str] | None = None) -> list[Table]:
+    """Count the sets on which we agree with the paper, list where we differ, with what `experiments` tried."""
     rows = []
     for metric, method in product(("rmse", "crps"), ("mcbn", "mcdo")):  # where lower is better
         compared = gaps(summary, method, metric)
@@ -234,7 +247,7 @@ def fidelity_tables(summary: Summary, published_mnf: Summary | None = None) -> l
     n = sum(e.mean > 0 and e.p_value is not None and e.p_value < 0.05 for e in tested)
     shown = _verdict(n, len(tested), _TARGET_SIGNIFICANT)
     rows.append(("MCBN: normalised CRPS significantly above 0", *shown, MISSING))
-    return [table(_WORDS["fidelity"], rows), _differences(summary, published_mnf or {})]
+    return [table(_WORDS["fidelity"], rows), _differences(summary, tried or {})]
 
 
 def _verdict(n: int, tested: int, target: int) -> tuple[str, str, str]:
@@ -242,7 +255,7 @@ def _verdict(n: int, tested: int, target: int) -> tuple[str, str, str]:
     return f"{n} of {tested}", f"{target} of {len(NAMES)}", "yes" if n >= target else short
 
 
-def _differences(summary: Summary, published_mnf: Summary) -> Table:
+def _differences(summary: Summary, tried: Mapping[Key, str]) -> Table:
     compared = [gap for metric in METRICS for method in METHODS for gap in gaps(summary, method, metric)]
     apart = [gap for gap in compared if gap.beyond()]
     rows: list[tuple[str, ...]] = []
@@ -251,8 +264,7 @@ def _differences(summary: Summary, published_mnf: Summary) -> Table:
         better = "better" if (gap.ours.mean > gap.printed.mean) == (metric not in ("rmse", "crps")) else "worse"
         shown = cell(gap.ours), cell(gap.printed), difference(gap.ours, gap.printed)
         names = METRICS[metric], METHODS[method], describe(dataset).title
-        stopped = f"; MNF stopped as published: {cell(published_mnf[gap.key])}" if gap.key in published_mnf else ""
-        finding = f"not explained{stopped}" if gap.beyond(rounding=True) else "rounding"
+        finding = tried.get(gap.key, "not explained") if gap.beyond(rounding=True) else "rounding"
         rows.append((*names, *shown, better, finding))
     runs_alone = sum(gap.beyond(searched=False) for gap in compared)
     counts: dict[str, Any] = {"compared": len(compared), "outside": len(apart), "runs_alone": runs_alone}

@@ -39,9 +39,8 @@ class Networks:
 
     def like(self, x: Tensor) -> "Networks":
         """Bring the tensors to the device and the precision of x."""
-        return replace(
-            self, stream=self.stream.to(x.device), weight_decay=self.weight_decay.to(x), rate=self.rate.to(x)
-        )
+        stream, decay, rate = self.stream.to(x.device), self.weight_decay.to(x), self.rate.to(x)
+        return replace(self, stream=stream, weight_decay=decay, rate=rate)
 
 
 def take(values: Values, index: Tensor) -> Values:

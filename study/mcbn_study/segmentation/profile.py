@@ -34,13 +34,8 @@ class SceneProfile:
 
     @property
     def title(self) -> str:
-        """Name its records and pictures."""
+        """Name its network, records and pictures."""
         return f"{self.dataset}_pretrained" if self.name == "pretrained" else self.dataset
-
-    @property
-    def stem(self) -> str:
-        """Name its network and maps: those of the first seed, 0, are the ones that are kept and drawn."""
-        return f"{self.title}-seed{self.seed}" if self.seed else self.title
 
     def network(self) -> SegNet | MobileSegmenter:
         """Build the network, with its first weights."""

@@ -63,9 +63,13 @@ def tables(records: Sequence[Record]) -> str:
 
 
 def scores_by_method(records: Sequence[Record], dataset: str) -> dict[str, list[Scores]]:
-    """Return the scores of every network, by method, both in the order shown."""
-    methods = {m: [r["scores"] for r in records if (r["dataset"], r["method"]) == (dataset, m)] for m in TITLES}
-    return {method: scores for method, scores in methods.items() if scores}
+    """Return the scores by method, in the order shown, of every network that all methods were tried on."""
+    methods = {
+        m: {r["seed"]: r["scores"] for r in records if (r["dataset"], r["method"]) == (dataset, m)} for m in TITLES
+    }
+    tried = {method: scores for method, scores in methods.items() if scores}
+    seeds = sorted(set.intersection(*map(set, tried.values()))) if tried else []
+    return {method: [scores[seed] for seed in seeds] for method, scores in tried.items() if seeds}
 
 
 def values(runs: Sequence[Scores], name: str, less: Sequence[Scores] = ()) -> list[float]:

@@ -17,7 +17,8 @@ METHODS = ("plain", "mcbn", "mcbn_drawn", "paper", "mcbn_tuned")
 
 def run(profile: SceneProfile, out: str | Path, *, device: str = "cpu", echo: Echo = lambda line: None) -> Path:
     """Train unless the network is there; score every method not recorded yet for it, with the maps of a few images."""
-    out, weights = Path(out), Path(out) / "networks" / f"{profile.stem}.safetensors"
+    stem = f"{profile.title}-seed{profile.seed}" if profile.seed else profile.title  # the first seed's are drawn
+    out, weights = Path(out), Path(out) / "networks" / f"{stem}.safetensors"
     with fastest_convolutions():
         if not weights.exists():
             val = profile.load("val") if profile.test_part != "val" else None
@@ -33,7 +34,7 @@ def run(profile: SceneProfile, out: str | Path, *, device: str = "cpu", echo: Ec
             evaluation = SceneEvaluation(profile, weights, device)
             for method in wanted:
                 row, arrays = evaluation.score(method)
-                with replacing(out / "examples" / f"{profile.stem}-{method}.npz") as temporary:
+                with replacing(out / "examples" / f"{stem}-{method}.npz") as temporary:
                     np.savez_compressed(temporary, **arrays)
                 journal.add([row])
                 echo(f"{method}: mIoU {row['scores']['miou']:.2f} in {row['seconds']} s")
