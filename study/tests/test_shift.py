@@ -209,3 +209,13 @@ def test_repairs_are_those_of_most_corruptions_then_of_the_newest_configuration(
 def test_no_records_no_tables(tmp_path: Path) -> None:
     with pytest.raises(mcbn.MCBNError, match="mcbn reproduce shift"):
         report.write(tmp_path)
+
+
+@pytest.mark.parametrize("held_out", [100, 156])
+def test_interval_of_alarms_is_that_of_exchangeable_batches(held_out: int) -> None:
+    random = np.random.default_rng(0)
+    rounds = random.random((4000, 4, held_out)).max(2)  # with so many held out only the largest of all is an alarm
+    counts = random.binomial(500, 1 - rounds).sum(1)
+    low, high = report.alarm_interval(2000, 4, held_out)
+    assert np.mean((counts >= low) & (counts <= high)) == pytest.approx(0.99, abs=0.006)
+    assert np.mean((counts >= 10) & (counts <= 32)) < 0.9  # the binomial one

@@ -1,12 +1,14 @@
 """The tables of the study of shifts, as table.md beside the records; `make pages` puts them into the documentation."""
 
 from collections.abc import Iterator
+from functools import reduce
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from scipy.stats import binom  # type: ignore[import-untyped]
+import numpy as np
+from scipy.stats import betabinom, binom  # type: ignore[import-untyped]
 
 from mcbn.errors import MCBNError
 from mcbn.files import write_text
@@ -89,11 +91,24 @@ def _repairs(records: list[Record]) -> Iterator[Selection]:
 
 
 def count_alarms(records: Selection) -> Iterator[Record]:
-    """Count alarms, network by network, beside the binomial interval; streams may stay below it."""
+    """Count alarms, network by network, beside the interval of such counts; streams may stay below it."""
     for network, seed, what in (kept := records.where(kind=("alarms", "streams"))).each("network", "seed", "what"):
         of = kept.where(network=network, seed=seed, what=what)
         count, n = (sum(r[name] for r in of) for name in ("alarms", "n"))
-        low, high = (int(end) for end in binom.interval(LEVEL, n, RATE))
+        low, high = binom.interval(LEVEL, n, RATE)
+        if of[-1].get("M") and what != "streams":  # batches
+            low, high = alarm_interval(n, of[-1]["config"]["references"], of[-1]["held_out"])
         inside = low <= count <= high or (what == "streams" and count <= high)
         place = {"network": f"{network}, {seed}", "what": what}
-        yield place | {"count": count, "n": n, "low": low, "high": high, "inside": inside}
+        yield place | {"count": count, "n": n, "low": int(low), "high": int(high), "inside": inside}
+
+
+def alarm_interval(n: int, references: int, held_out: int) -> tuple[int, int]:
+    """99 % interval of alarms among n batches: those of one reference are ranked among the same R held-out batches.
+
+    Given these the rate is Beta(k, R + 1 - k), k = floor(alpha (R + 1)), so that its count is beta-binomial.
+    """
+    k, each = int(RATE * (held_out + 1)), n // references
+    law = betabinom(each, k, held_out + 1 - k).pmf(np.arange(each + 1))
+    low, high = np.searchsorted(reduce(np.convolve, [law] * references).cumsum(), (0.5 - LEVEL / 2, 0.5 + LEVEL / 2))
+    return int(low), int(high)
