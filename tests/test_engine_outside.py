@@ -3,7 +3,6 @@
 import contextvars
 import copy
 import functools
-import itertools
 import operator
 import os
 import random
