@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -11,43 +12,49 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 PLACES = "results|benchmarks|examples|src|study|tests|README|CONTRIBUTING|CHANGELOG"
-OUTSIDE = re.compile(rf"\]\((?:\.\./)+((?:{PLACES})[^)]*)\)")
+OUTSIDE = re.compile(rf"\[([^\]]+)\]\((?:\.\./)+(?!results/(?:\w+\.md|[^)]+\.png))((?:{PLACES})[^)]*)\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the tables of every study with their figures, the changelog, and the list of messages."""
+    lines = tomllib.loads((ROOT / "docs" / "templates" / "results.toml").read_text())
     for study in re.findall(r"results/(\w+)\.md", str(config.nav)):
         source = ROOT / "results" / study / ("tables.md" if study == "regression" else "table.md")
         if not source.exists():
             raise PluginError(f"{source.relative_to(ROOT)} is missing; make it with `mcbn reproduce tables`")
         pictured = re.sub(r"(!\[[^\]]*\]\()(?!http)", rf"\1{study}/", source.read_text())  # in the page's own folder
         content = re.sub(r"(?<!!)\[([^\]]+)\]\((?!http|#)([^)]+)\)", r"\1", pictured)  # without links that leave it
-        files.append(File.generated(config, f"results/{study}.md", content=content))
+        whole = content.replace("\n", f"\n\n{lines[study]}", 1)
+        files.append(File.generated(config, f"results/{study}.md", content=whole))
         for figure in source.parent.rglob("*.png"):
-            place = f"results/{study}/{figure.relative_to(source.parent)}"
-            files.append(File.generated(config, place, content=figure.read_bytes()))
+            files.append(File.generated(config, str(figure.relative_to(ROOT)), content=figure.read_bytes()))
     files.append(File.generated(config, "changelog.md", content=(ROOT / "CHANGELOG.md").read_text()))
     files.append(File.generated(config, "guide/errors.md", content=errors_page()))
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: object) -> str:
-    """Lead to tables and figures of a study on its own page, and to other files outside the site in the repository."""
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """Lead to a study on its own page and from a picture to itself; name files outside the site by their place."""
     home = "../" * page.file.src_uri.count("/")
-    pictured = re.sub(r"(!\[[^\]]*\]\()(?:\.\./)+results/", rf"\1{home}results/", markdown)
-    inside = re.sub(r"\]\((?:\.\./)+results/(\w+)/tables?\.md", rf"]({home}results/\1.md", pictured)
-    return OUTSIDE.sub(rf"]({config.extra['repository']}/blob/main/\1)", inside)
+    pictured = re.sub(r"(\]\()(?:\.\./)+results/(?=[^)]+\.png)", rf"\1{home}results/", markdown)
+    linked = re.sub(r"(!\[[^\]]*\]\(([^)]+)\))", r"[\1](\2)", pictured)
+    inside = re.sub(r"\]\((?:\.\./)+results/(\w+)/tables?\.md", rf"]({home}results/\1.md", linked)
+    return re.sub(r"(?:^\|.*\n?)+", _legible, OUTSIDE.sub(r"\1 (`\2`)", inside), flags=re.MULTILINE)
+
+
+def _legible(table: re.Match[str]) -> str:
+    """Columns of words stand to the left, and a number stays with its error."""
+    head, rule, *rows = table[0].replace("± ", "±\u00a0").splitlines()
+    columns = zip(*(re.split(r"(?<!\\)\|", row.strip()[1:-1]) for row in rows), strict=True)
+    sides = ["---:" if any(re.match(r"\s*[-+(\d\u2013]", cell) for cell in column) else "---" for column in columns]
+    return "\n".join([head, f"|{'|'.join(sides) or rule.strip('|')}|", *rows, ""])
 
 
 def errors_page() -> str:
     """List every message that mcbn raises or warns, by module, as written in the source."""
     trees = {path: ast.parse(path.read_text()) for path in sorted((ROOT / "src" / "mcbn").rglob("*.py"))}
-    named: dict[str, ast.expr] = {}  # texts that stand in a constant, by its name
-    for node in (node for tree in trees.values() for node in tree.body):
-        if isinstance(node, ast.Assign):
-            named[ast.unparse(node.targets[0])] = node.value
-        elif isinstance(node, ast.AugAssign) and (name := ast.unparse(node.target)) in named:
-            named[name] = ast.BinOp(named[name], ast.Add(), node.value)
+    constants = (node for tree in trees.values() for node in tree.body if isinstance(node, ast.Assign))
+    named = {ast.unparse(node.targets[0]): node.value for node in constants}  # texts, by the name of their constant
     lines = [(ROOT / "docs" / "templates" / "errors.md").read_text()]
     for path, tree in trees.items():
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]

@@ -85,7 +85,9 @@ def loss(bayes: mcbn.MCBN, x: Tensor, y: Tensor, score: str) -> float:
 @pytest.mark.parametrize("family", ["sample", "gaussian"])
 @pytest.mark.parametrize("score", ["crps", "pll"])
 @pytest.mark.parametrize("error", [0.02, 2.0])
-@pytest.mark.filterwarnings("ignore:mcbn. tau stopped at its upper bound")  # errors as small as the spread of the draws
+@pytest.mark.filterwarnings(
+    "ignore:mcbn. the noise stopped at its lower bound"
+)  # errors as small as the spread of the draws
 def test_tuned_batch_size_is_never_worse_than_that_of_training(family: str, score: str, error: float) -> None:
     bayes, x = fitted(posterior=family, n_samples=50)
     bayes = mcbn.MCBN(bayes.model, "regression", output=lambda out: out[:, 0]).fit(

@@ -162,7 +162,7 @@ def test_images_go_to_npz_and_not_to_a_table() -> None:
     options = ("--posterior", "images.mcbn", "--model", f"{MODULE}:pixels", "--own-weights", "--data", "images.npy")
     result = invoke("predict", *options, "--out", "maps.npz")
     assert result.exit_code == 0, result.output
-    assert "tau was never tuned" in result.stderr
+    assert "the noise was never tuned" in result.stderr
     assert result.stderr.count("\n") == 1
     with np.load("maps.npz") as file:
         assert file["std"].shape == (30, 1, 5, 4)

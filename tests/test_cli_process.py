@@ -31,7 +31,7 @@ def test_the_commands_run_as_processes(fitted_folder: Path) -> None:
     assert fit.returncode == 0, fit.stderr
     assert fit.stderr == ""  # no bar where nobody looks
     assert "30" in fit.stdout
-    assert "tau = " in fit.stdout
+    assert "noise std 0." in fit.stdout
     common = ("--posterior", "own.mcbn", *MODEL, "--data", "test.csv")
     done = run(fitted_folder, "predict", *common, "--out", "own.csv")
     assert (done.returncode, done.stderr) == (0, "")

@@ -417,7 +417,7 @@ def test_mistakes_of_classification() -> None:
 
 def test_constant_predictions_have_no_scale() -> None:
     bayes = fitted("regression")
-    with pytest.raises(mcbn.MCBNError, match='score="quantile" needs the noise precision tau'):
+    with pytest.raises(mcbn.MCBNError, match='score="quantile" needs the noise of the targets'):
         bayes.calibrate(noisy(30, 2), score="quantile")
     x, y = noisy(40, 2)
     torch.nn.init.zeros_(bayes.model[3].weight)

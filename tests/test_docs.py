@@ -153,6 +153,29 @@ def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
     assert not re.findall(r'(?:src|href)="https?://(?:fonts|cdn|unpkg)', page)
 
 
+PAGES = re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+LINES = tomllib.loads((DOCS / "templates" / "results.toml").read_text())
+MADE = {f"results/{study}.md": lines for study, lines in LINES.items()}
+MADE |= {"guide/errors.md": (DOCS / "templates" / "errors.md").read_text()}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "changelog.md"])
+def test_five_lines_stand_at_the_top_of_a_page(page: str) -> None:
+    text = MADE[page] if page in MADE else (DOCS / page).read_text()
+    assert len(re.findall(r"^\d\. ", text.split("\n## ")[0], re.MULTILINE)) == 5
+
+
+def test_a_table_of_the_site_can_be_read() -> None:
+    pytest.importorskip("mkdocs")
+    hooks = runpy.run_path(str(DOCS / "hooks.py"))
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="guide/a.md"))
+    text = "![a](../../results/x/b.png) [c](../../results/x/table.md) [d](../../src/e.py)\n\n"
+    table = "| name | x |\n|---:|---|\n| `a\\|b` | -1 ± 2 |\n| c | |\n"
+    shown = hooks["on_page_markdown"](text + table, page=page, config=None)
+    assert "[![a](../results/x/b.png)](../results/x/b.png) [c](../results/x.md) d (`src/e.py`)" in shown
+    assert shown.endswith("| name | x |\n|---|---:|\n| `a\\|b` | -1 ±\u00a02 |\n| c | |\n")
+
+
 def tables(path: Path) -> list[list[dict[str, str]]]:
     """Read the tables of a Markdown page: rows by column."""
     found = re.findall(r"(?:^\|.*\n?)+", path.read_text(), re.MULTILINE)

@@ -366,7 +366,7 @@ def test_served_as_documented_without_torch_or_mcbn(tmp_path: Path) -> None:
     bayes, x = fitted("classification", dtype=torch.float32)
     bayes.export(tmp_path / "net.onnx", x[:3])
     np.save(tmp_path / "x.npy", x[:6].numpy())
-    found = re.search(r"```python serve\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    found = re.search(r'```python title="serve.py"\n(.*?)```', DOCS.read_text(), re.DOTALL)
     assert found is not None
     block = "import sys\nsys.modules['torch'] = sys.modules['mcbn'] = None\n"
     (tmp_path / "serve.py").write_text(block + found[1])

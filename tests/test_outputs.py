@@ -474,12 +474,12 @@ def test_a_tau_at_its_bound_is_said_and_kept(tmp_path: Path) -> None:
     model, x = make("1d", dtype=torch.float64)
     bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=30, batch_size=3)
     y = bayes.predict(x).mean + 1e-3 * torch.randn(24, 2, dtype=torch.float64)
-    with pytest.warns(UserWarning, match=r"upper bound: the draws alone spread wider.*larger batch_size \(now 3\)"):
+    with pytest.warns(UserWarning, match=r"lower bound: the draws alone spread wider.*larger batch_size \(now 3\)"):
         bayes.tune((x, y))
     bayes.save(tmp_path / "net.mcbn")
     for told in (bayes, mcbn.MCBN.load(tmp_path / "net.mcbn", model)):
         text = str(told.check(x))
-        assert "! tau stopped at its upper bound" in text
+        assert "! the noise stopped at its lower bound" in text
         assert "nothing speaks against" not in text
     bayes.tau = 1.0
     assert not bayes.tau_at_bound
@@ -495,14 +495,14 @@ def test_a_temperature_that_nothing_bounds_is_said(name: str) -> None:
     bayes.fit(x, n_samples=12, batch_size=40)
     y = bayes.predict(x).label
     sure = bayes.predict(x).probs.max(1).values > 0.9
-    with pytest.warns(UserWarning, match="upper bound: every label of the validation data is right"):
+    with pytest.warns(UserWarning, match="lower bound: every label of the validation data is right"):
         bayes.tune((x[sure], y[sure]))
     assert bayes.tau == pytest.approx(100, rel=1e-3)
-    assert "! tau stopped at its upper bound: every label" in str(bayes.check(x))
+    assert "! the temperature stopped at its lower bound: every label" in str(bayes.check(x))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         bayes.tune((x, bayes.plain_mean(x).multinomial(1).flatten()))
-    assert "upper bound" not in str(bayes.check(x))
+    assert "lower bound" not in str(bayes.check(x))
 
 
 def test_std_before_tune_says_that_noise_is_missing(regression: tuple[mcbn.MCBN, Tensor]) -> None:

@@ -148,7 +148,7 @@ def test_untuned_network_is_reported_without_likelihood(fitted, tmp_path: Path):
     tuned, x, y = fitted
     bayes = mcbn.MCBN(tuned.model, "regression").fit(x[:200], n_samples=20, batch_size=16)
     text = write_page(tmp_path / "page.html", bayes, x[300:], y[300:]).read_text()
-    assert "tau was never tuned" in text
+    assert "The noise was never tuned" in text
     assert "PLL" not in text
 
 

@@ -79,7 +79,7 @@ def test_interval_without_noise_level_warns(regression: tuple[mcbn.MCBN, Tensor]
     bayes, x = regression
     pred = bayes.predict(x)
     assert torch.all(pred.aleatoric == 0)
-    with pytest.warns(UserWarning, match="tau was never tuned"):
+    with pytest.warns(UserWarning, match="the noise was never tuned"):
         pred.interval()
 
 

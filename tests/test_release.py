@@ -26,14 +26,18 @@ def test_the_study_has_the_version_of_the_library() -> None:
     assert SETTINGS["tool"]["hatch"]["version"]["path"] == "src/mcbn/__init__.py"
 
 
-def test_links_of_the_readme_lead_out_of_a_package_index() -> None:
+def test_no_link_of_the_readme_leads_nowhere_on_a_package_index() -> None:
     text = (ROOT / "README.md").read_text() + "[page](docs/page.md) ![picture](docs/a.png) [x](#y) [z](https://z)"
     for rule in SETTINGS["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
         text = re.sub(rule["pattern"], re.sub(r"\\(\d)", r"\\g<\1>", rule["replacement"]), text)
-    links = re.findall(r"\]\(([^)]+)\)", text)
-    assert all(link.startswith(("https://", "http://", "#")) for link in links)
-    source = SETTINGS["project"]["urls"]["Source"]
-    assert links[-4:] == [f"{source}/blob/main/docs/page.md", f"{source}/raw/main/docs/a.png", "#y", "https://z"]
+    assert text.endswith("page (`docs/page.md`) *picture (`docs/a.png`)* [x](#y) [z](https://z)")
+    assert all(link.startswith(("https://", "http://", "#")) for link in re.findall(r"\]\(([^)]+)\)", text))
+
+
+def test_no_address_is_claimed_for_the_project() -> None:
+    pages = [*ROOT.glob("[!.]*.*"), *(ROOT / ".github").rglob("*.yml"), *(ROOT / "docs").rglob("*.md")]
+    texts = {page.name: page.read_text("utf-8") for page in pages if page.is_file()}
+    assert [name for name, text in texts.items() if re.search(r"https?://[^\s)\"']*mcbn", text)] == []
 
 
 @pytest.mark.parametrize("schema", FORMS)

@@ -152,7 +152,7 @@ def test_a_tau_that_was_never_tuned_is_said_once(tables, tmp_path):
         warnings.simplefilter("always")
         summary = scale.predict(tables, bayes, out=tmp_path / "out", key="id", batch_size=16)
     assert summary.rows > 3 * 16
-    assert sum("tau was never tuned" in str(warning.message) for warning in said) == 1
+    assert sum("the noise was never tuned" in str(warning.message) for warning in said) == 1
 
 
 def test_corrupt_files_are_listed_and_the_others_predicted(tables, tmp_path):

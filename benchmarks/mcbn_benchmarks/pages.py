@@ -1,7 +1,7 @@
 """Tables in README and documentation that come from records: each stands between its markers and is written anew.
 
 A page holds `<!-- NAME -->` and `<!-- /NAME -->`; what lies between is replaced by the table of that name.
-`<!-- quote FILE K -->` and `<!-- /quote -->` hold the K-th table of a page of results, counted from 1;
+`<!-- quote FILE WORDS -->` and `<!-- /quote -->` hold the first table under the heading that starts with WORDS;
 `<!-- file FILE -->` and `<!-- /file -->` a whole file.
 """
 
@@ -53,9 +53,13 @@ def _renew(page: Path, root: Path, marked: re.Match[str]) -> str:
     return f"<!-- {name}{marked[2]} -->\n{TABLES[name](root, *options).strip()}\n<!-- /{name} -->"
 
 
-def quote(root: Path, place: str, number: str) -> str:
-    """Repeat one table of a page of results."""
-    return str(re.findall(r"(?:^\|.*\n)+", (root / place).read_text(), re.MULTILINE)[int(number) - 1])
+def quote(root: Path, place: str, *heading: str) -> str:
+    """Repeat the first table of a page of results, or the first under a heading that starts with these words."""
+    above = rf"^## {re.escape(' '.join(heading))}.*?" if heading else ""
+    found = re.search(rf"{above}((?:^\|[^\n]*\n)+)", (root / place).read_text(), re.MULTILINE | re.DOTALL)
+    if not found:
+        raise MCBNError(f"{place} has no table under {' '.join(heading)!r}")
+    return found[1]
 
 
 def _table(name: str, **content: Any) -> str:

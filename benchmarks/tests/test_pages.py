@@ -43,3 +43,11 @@ def test_a_table_nobody_makes_is_named(checkout: Path) -> None:
     (checkout / "README.md").write_text("<!-- weather -->\n<!-- /weather -->")
     with pytest.raises(MCBNError, match=r"README\.md asks for a table 'weather'; there are quote, file, regression, "):
         pages.pages(checkout)
+
+
+def test_a_table_is_quoted_by_its_heading() -> None:
+    place = "results/shift/table.md"
+    assert pages.quote(ROOT, place, "Draws", "of", "other").startswith("| Batches of | Accuracy")
+    assert pages.quote(ROOT, place) == pages.quote(ROOT, place, "False", "alarms")
+    with pytest.raises(MCBNError, match=r"results/shift/table\.md has no table under 'Weather'"):
+        pages.quote(ROOT, place, "Weather")

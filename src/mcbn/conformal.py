@@ -262,7 +262,7 @@ def set_scores(probs: Tensor, penalty: tuple[float, int] = (0.0, 0), share: Tens
 def mixture_scores(samples: Tensor, tau: Tensor, y: Tensor) -> Tensor:
     """-log min(F(y), 1 - F(y)), F(y) = 1/T sum_t Phi(sqrt(tau) (y - f_t)); samples (T, N, ...), y (N, ...)."""
     if bool(torch.isinf(tau).any()):
-        raise MCBNError('score="quantile" needs the noise precision tau; call tune(validation_data) before')
+        raise MCBNError('score="quantile" needs the noise of the targets; call tune(validation_data) before')
     z = tau.double().sqrt() * (y.double() - samples.double())  # (T, N, ...)
     return torch.maximum(_minus_log_tail(z), _minus_log_tail(-z))
 

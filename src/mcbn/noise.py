@@ -86,10 +86,10 @@ def explain_bound(task: str, batch_size: int | None = None) -> str:
     """Say what a tau at its bound means and what to do."""
     if task != "regression":
         what = "every label of the validation data is right, so probabilities become 0 and 1"
-        return f"tau stopped at its upper bound: {what}; tune on more data that training has not seen, or set tau = 1"
+        return f"the temperature stopped at its lower bound: {what}; tune on more unseen data, or set tau = 1"
     what = "the draws alone spread wider than the errors on the validation data, so intervals are too wide"
     cure = f"fit with a larger batch_size{'' if batch_size is None else f' (now {batch_size})'}"
-    return f'tau stopped at its upper bound: {what}; {cure}, or let tune(data, batch_sizes="auto") choose one'
+    return f'the noise stopped at its lower bound: {what}; {cure}, or let tune(data, batch_sizes="auto") choose one'
 
 
 def tune(

@@ -115,7 +115,7 @@ def warn_if_untuned(tau: Tensor, what: str = "interval") -> None:
     """Warn whoever called the caller about intervals without observation noise."""
     if bool(torch.isinf(tau).any()):
         lacks = f"so the {what} holds the network's own uncertainty only, no observation noise"
-        warnings.warn(f"mcbn: tau was never tuned, {lacks}; call tune, or mcbn fit --tune, first", stacklevel=3)
+        warnings.warn(f"mcbn: the noise was never tuned, {lacks}; call tune, or mcbn fit --tune, first", stacklevel=3)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -201,7 +201,7 @@ class RegressionPrediction(_Prediction):
         torch.Size([64])
         """
         if bool(torch.isinf(self.tau).any()):
-            raise MCBNError("log_prob needs the noise precision tau; call tune(validation_data) or set bayes.tau")
+            raise MCBNError("log_prob needs the noise of the targets; call tune(validation_data) or set bayes.tau")
         y = match_shape(y, self.mean)
         if self.shift is not None:
             y = y - self.shift

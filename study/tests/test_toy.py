@@ -6,7 +6,7 @@ from mcbn_study import toy
 from mcbn_study.regression import figures
 
 
-@pytest.mark.filterwarnings("ignore:mcbn. tau stopped")  # 30 epochs leave the draws wide
+@pytest.mark.filterwarnings("ignore:mcbn. the noise stopped")  # 30 epochs leave the draws wide
 def test_toy_is_saved_as_its_figure_reads_it(tmp_path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(demo, "TOY", demo.Setting(demo.TOY.batch_size, demo.TOY.weight_decay, 30))
     (path,) = toy.run(tmp_path)

@@ -57,6 +57,6 @@ def readme_matrix(records: Iterable[Record]) -> str:
     """Lay out the matrix of the networks of others alone, as the README has it."""
     records = [r for r in records if r["package"] != "mcbn"]
     refused = [r for r in ran(records) if r["outcome"] != "exact"]
-    missing = {r["package"] for r in records if r["reason"] == f"{r['package']} is not installed"}
+    missing = {r["package"] for r in records} - {r["package"] for r in ran(records)}
     shown = {"summary": summary(records), "matrix": matrix(records), "refused": refused, "missing": sorted(missing)}
     return render(__package__, "readme.md.j2", **shown)

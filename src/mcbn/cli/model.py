@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from torch import Tensor
+from torch import Tensor, as_tensor
 
 import mcbn
 from mcbn import batches, saving, scale
@@ -33,7 +33,7 @@ def fit(
     batch_size: Annotated[int | None, typer.Option(help="M, as in training; a loader brings its own")] = None,
     samples: Annotated[int, typer.Option(help="T, number of draws")] = 100,
     posterior: Annotated[str, typer.Option(help="sample, gaussian, layerwise or diagonal")] = "sample",
-    tune: Annotated[str | None, typer.Option(help="held-out data to tune tau on, the noise or temperature")] = None,
+    tune: Annotated[str | None, typer.Option(help="held-out data: tune the noise or temperature on it")] = None,
     calibrate: Annotated[str | None, typer.Option(help="further held-out data: intervals, sets keep promises")] = None,
     layers: Annotated[str | None, typer.Option(help="stochastic layers: k, the first k; or names a,b")] = None,
     target: Target = None,
@@ -70,8 +70,10 @@ def fit(
     if last:
         bayes.calibrate(session.loader(last))
     opened._replace(constant=constant).save(bayes, out)
-    tau, hint = bayes.noise_precision, "no noise precision yet: give held-out data by --tune"
-    typer.echo(f"{out}: {bayes.posterior!r}, {hint if tau.isinf().any() else f'tau = {scoring.number(tau.tolist())}'}")
+    tau, hint = bayes.noise_precision, "the noise is not known yet: give held-out data by --tune"
+    name, value = ("noise std", bayes.noise_std) if bayes.task == "regression" else ("temperature", 1 / bayes.tau)
+    told = hint if tau.isinf().any() else f"{name} {scoring.number(as_tensor(value).tolist())}"
+    typer.echo(f"{out}: {bayes.posterior!r}, {told}")
 
 
 def _draw(bayes: MCBN[Any], train: Examples, *, n_samples: int, batch_size: int | None, **options: Any) -> None:
@@ -180,7 +182,7 @@ def _predict_many(data: str, fitted: Fitted, files: session.FolderOptions, out: 
 def evaluate(
     source: FittedOptions,
     data: Annotated[str, typer.Option(help=f"held-out inputs and targets: {Data}")],
-    tune: Annotated[str | None, typer.Option(help="validation data: tune tau, and the constant twin's, on it")] = None,
+    tune: Annotated[str | None, typer.Option(help="validation data: tune the noise or temperature on it")] = None,
     compare: Annotated[bool, typer.Option("--compare", help="with --tune: which alternative to take")] = False,
     coverage: Annotated[float | None, typer.Option(help="level of one more interval or set to count")] = None,
     method: Method = "sample",
@@ -208,8 +210,7 @@ def evaluate(
         return typer.echo(mcbn.compare(bayes, validation, session.loader(test), level=coverage or 0.95))
     constant = session.tune(bayes, fitted.open(tune, target)) if tune else fitted.constant
     if bayes.noise_precision.isinf().any():  # the log likelihood of a regression without noise does not exist
-        cure = "give validation data by --tune, here or to mcbn fit"
-        raise MCBNError(f"{source.posterior} knows no noise precision tau; {cure}")
+        raise MCBNError(f"{source.posterior} knows no noise; give validation data by --tune, here or to mcbn fit")
     pairs = (block[:2] for block in test.blocks("evaluating"))
     levels = sorted({*scoring.LEVELS, *([] if coverage is None else [coverage])})
     options: dict[str, Any] = {"method": method, "n_samples": samples, "mean": mean, "levels": levels}

@@ -25,7 +25,7 @@ def report(
     predictions: Annotated[Path | None, typer.Option(help="instead of a network: what `mcbn predict` wrote")] = None,
     data: Annotated[str | None, typer.Option(help=f"held-out inputs and targets: {Data}")] = None,
     train: Annotated[str | None, typer.Option(help="the data of the fit: adds checks and each layer's share")] = None,
-    tune: Annotated[str | None, typer.Option(help="validation data: tune tau, and the constant twin's, on it")] = None,
+    tune: Annotated[str | None, typer.Option(help="validation data: tune the noise or temperature on it")] = None,
     target: Target = None,
     key: Key = None,
     title: Annotated[str | None, typer.Option(help="heading of the page")] = None,

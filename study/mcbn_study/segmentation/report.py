@@ -89,7 +89,7 @@ def refusal(scored: Sequence[Record], datasets: Sequence[str]) -> "plots.Figure"
                 accuracies = [fmean(values(runs, f"accuracy_refused_{percent}_{name}")) for percent in REFUSED]
                 ax.plot(REFUSED, accuracies, marker="o", markersize=4, color=colour, label=f"{label}: {MAPS[name]}")
         ax.set(xlabel="most uncertain pixels refused (%)", ylabel="accuracy of the pixels left (%)")
-        ax.set_title(SETS[dataset])
+        ax.set_title(SETS[dataset], fontsize="medium")
         ax.grid(alpha=0.3)
         ax.legend(frameon=False, fontsize="small")
     return figure
