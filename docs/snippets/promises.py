@@ -21,7 +21,8 @@ ask = pred.reject(risk=0.05)  # errors among the others stay below 5 %, with pro
 wrong = (pred.label != y)[~ask].float().mean()
 print(f"left to a human: {ask.float().mean():.0%}; errors among the others: {wrong:.1%}")
 
-scaled = Temperature(net, "classification").tune((x_val, y_val)).calibrate((x_val, y_val), level=0.99)
+scaled = Temperature(net, "classification").tune((x_val[:100], y_val[:100]))
+scaled.calibrate((x_val[100:], y_val[100:]), level=0.99)
 print(f"digits in a set of the plain network, temperature tuned: {scaled.predict(x).set().sum(1).float().mean():.2f}")
 
 chosen = mcbn.decide.batch_bald(bayes.sample(x[:100]), k=5)
