@@ -97,7 +97,7 @@ def load(name: str, *, cache_dir: str | os.PathLike[str] | None = None) -> Regre
     else:
         from mcbn.data import download
 
-        path = _find_local(dataset) or _download(dataset, cache_dir)
+        path = find_local(dataset) or _download(dataset, cache_dir)
         if wrong := download.disagreement(path, f"sha256:{dataset.sha256}"):
             cure = "replace the file, or remove it so that it is downloaded anew"
             raise MCBNError(f"{path} is not the published {name!r} file: {wrong}; {cure}")
@@ -109,15 +109,8 @@ def load(name: str, *, cache_dir: str | os.PathLike[str] | None = None) -> Regre
     return Regression(values[:, :-1].contiguous(), values[:, -1].contiguous())
 
 
-def locate(dataset: Dataset) -> str | None:
-    """Say where the values of a set are: with the package, or in which file; None where they must be downloaded."""
-    if dataset.embedded:
-        return "with the package"
-    places = (_find_local(dataset), cache_folder() / dataset.file)
-    return next((str(path) for path in places if path is not None and path.is_file()), None)
-
-
-def _find_local(dataset: Dataset) -> Path | None:
+def find_local(dataset: Dataset) -> Path | None:
+    """Find the file of a set in the folder of local data."""
     root = local_folder()
     candidates = (root / "uci" / dataset.file, root / dataset.file) if root else ()
     return next((path for path in candidates if path.is_file()), None)
