@@ -17,7 +17,7 @@ from mcbn.batch_norm import BatchNormMode
 from mcbn.batch_norm import watch as tell_modules
 from mcbn.batching import draw_batches, require_share
 from mcbn.check import drift
-from mcbn.engine.record import record, with_deciding
+from mcbn.engine.record import DECIDING, record
 from mcbn.engine.run import Engine
 from mcbn.errors import MCBNError, require_choice
 from mcbn.layers import Layers, candidates, choose
@@ -170,7 +170,8 @@ class MCBN(Generic[P]):
         inputs = self.inputs if inputs is None else inputs
         if isinstance(data, list) and data and self.copy_network().runs(data[0], inputs):  # batches, not examples
             data, batch_size = batches.concatenate(data), batch_size or batches.size_of(data[0])
-        once, wanted = posterior == "diagonal", None if numbers is None else with_deciding(numbers, n_samples)
+        once = posterior == "diagonal"  # the first draws decide how a share of them runs
+        wanted = None if numbers is None else sorted({*range(min(DECIDING, n_samples)), *numbers})
         with torch.inference_mode(False):
             drawn = draw_batches(data, n_samples=n_samples, batch_size=batch_size, seed=seed, numbers=wanted, once=once)
             network = self.copy_network()
