@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from mcbn import batches
 from mcbn.batch_norm import Survey
-from mcbn.copying import LIBRARIES as FOLDERS
-from mcbn.copying import is_library
+from mcbn.copying import LIBRARIES, is_library
 from mcbn.errors import MCBNError
 from mcbn.network import Network, bare_modules, bare_name
 from mcbn.private_torch import AnyBatchNorm, global_hooks
@@ -41,7 +40,7 @@ GENERATORS = ("random", "numpy.random")  # modules whose objects do, too
 CLOCKS = {"time", "datetime", "secrets", "uuid", "decimal", "sys", "gc", "importlib", "posix", "posixpath"}
 THREADS = {"threading", "_thread", "concurrent", "multiprocessing", "asyncio", "queue", "ctypes", "subprocess"}
 _settings: WeakKeyDictionary[nn.Module, "Settings"] = WeakKeyDictionary()
-LIBRARIES = ("torch", "builtins", "collections", "functools", "typing")  # whose code is known
+KNOWN = ("torch", "builtins", "collections", "functools", "typing")  # whose code is known
 
 
 def candidates(module: nn.Module) -> list[str]:
@@ -131,7 +130,7 @@ def _closed(functions: list[FunctionType]) -> list[FunctionType]:
 
 def _classes(*owners: Any) -> set[type]:
     """Find the classes of objects, the libraries' apart."""
-    return {cls for owner in owners for cls in type(owner).__mro__ if cls.__module__.split(".")[0] not in LIBRARIES}
+    return {cls for owner in owners for cls in type(owner).__mro__ if cls.__module__.split(".")[0] not in KNOWN}
 
 
 class Settings:
@@ -174,7 +173,7 @@ class Settings:
 
 def _is_library(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None) or ("<builtin>" if module.__spec__ is not None else "")
-    return (not file.endswith(".py") and bool(file)) or any(folder in file for folder in FOLDERS)
+    return (not file.endswith(".py") and bool(file)) or any(folder in file for folder in LIBRARIES)
 
 
 def settings_of(module: nn.Module) -> Settings:

@@ -28,15 +28,6 @@ class Posterior:
     holds from the next call on; one through `.data` or NumPy, which PyTorch does not count, is found at the latest on
     the 2nd, 4th, 8th, ... call of a shape, so put a new posterior in its place.
 
-    Args:
-        mean: mu_B of every call, (T, C) each.
-        var: sigma^2_B of every call, biased, (T, C) each.
-        batch_size: M.
-        gaussian: what the draws are drawn from; None: from training batches.
-        seed: of the draws.
-        fitted_batch_size: M of the training batches, where `at_batch_size` chose another.
-        numbers: t of each row, of a share of the draws (`fit(..., draws=)`); None: 0, ..., T - 1.
-
     >>> posterior = Posterior({"bn": torch.zeros(5, 3)}, {"bn": torch.ones(5, 3)}, batch_size=16)
     >>> posterior
     Posterior(n_samples=5, batch_size=16, 1 layers, 3 channels)
@@ -45,13 +36,13 @@ class Posterior:
     torch.Size([3])
     """
 
-    mean: Mapping[str, Tensor]
-    var: Mapping[str, Tensor]
-    batch_size: int
-    gaussian: Gaussian | None = None
-    seed: int = 0
-    fitted_batch_size: int | None = None
-    numbers: tuple[int, ...] | None = None
+    mean: Mapping[str, Tensor]  # mu_B of every call, (T, C) each
+    var: Mapping[str, Tensor]  # sigma^2_B of every call, biased, (T, C) each
+    batch_size: int  # M
+    gaussian: Gaussian | None = None  # what the draws are drawn from; None: from training batches
+    seed: int = 0  # of the draws
+    fitted_batch_size: int | None = None  # M of the training batches, where `at_batch_size` chose another
+    numbers: tuple[int, ...] | None = None  # t of each row, of a share of the draws; None: 0, ..., T - 1
 
     @property
     def family(self) -> str:
@@ -145,11 +136,8 @@ class Posterior:
     def as_gaussian(self, family: str = "gaussian", *, seed: int = 0) -> "Posterior":
         """Model the drawn training batches as a Gaussian (`mcbn.gaussian`) and draw T anew.
 
-        `bayes.posterior = bayes.posterior.as_gaussian()` predicts with it: no data is needed.
-
-        Args:
-            family: "gaussian", with the covariance of all statistics, or "layerwise", of those of each layer.
-            seed: of the new draws.
+        `bayes.posterior = bayes.posterior.as_gaussian()` predicts with it: no data is needed. The family is "gaussian",
+        with the covariance of all statistics, or "layerwise", of those of each layer; seed is that of the new draws.
 
         >>> bayes.posterior.as_gaussian().sample(1000)
         Posterior(gaussian, n_samples=1000, batch_size=16, 1 layers, 8 channels)

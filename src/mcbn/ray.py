@@ -112,16 +112,12 @@ def predict(
     on with `resume`. All machines see the inputs and the folder under the same path.
 
     Args:
-        dataset: a csv or parquet file, an image, a folder of either kind, a list of such; or a `ray.data.Dataset`,
-            whose rows are first written to the folder in their order.
-        bayes: a fitted MCBN.
-        out: folder of the results; empty, or with `resume`.
-        resume, overwrite: as for `mcbn.scale.predict`.
+        dataset: the inputs of `mcbn.scale.predict`; or a `ray.data.Dataset`, whose rows are first written to the folder
+            in their order.
+        bayes, out, resume, overwrite, on_part, options: as for `mcbn.scale.predict`.
         workers: actors; by default one a GPU, or one for as many CPUs as `threads` in a cluster without.
         threads: CPU threads of an actor.
         address: of the cluster; by default the one Ray is connected to, else one of this machine alone.
-        on_part: called with the outcome of each part.
-        options: those of `mcbn.scale.predict`.
     """
     batches.require_int("threads", threads, 1)
     if workers is not None:

@@ -371,12 +371,9 @@ class Watch:
         moved, home = (torch.split(part, widths) for part in (z[0] - location, location))  # means, log variances, ...
         of_layer = torch.split(null.metric.standardize(z)[0], [2 * C for C in self.channels.values()])
         offsets = [(mean.square() / log_var.exp()).mean() for mean, log_var in zip(moved[::2], home[1::2], strict=True)]
-        columns = (
-            torch.stack([part.square().mean() for part in of_layer]),
-            null.layers(z, self.channels)[0],
-            torch.stack([log_var.median() for log_var in moved[1::2]]).mul(0.5).exp(),
-            torch.stack(offsets).sqrt(),
-        )
+        distances = torch.stack([part.square().mean() for part in of_layer])
+        wider = torch.stack([log_var.median() for log_var in moved[1::2]]).mul(0.5).exp()
+        columns = distances, null.layers(z, self.channels)[0], wider, torch.stack(offsets).sqrt()
         rows = zip(self.channels, *(column.tolist() for column in columns), strict=True)
         return tuple(LayerReading(*row) for row in rows)
 

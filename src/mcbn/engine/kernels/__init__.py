@@ -68,10 +68,8 @@ def launch(
         kernel((grid[0], 1, 1), (grid[1], 1, 1), [*tensors, *numbers], shared)
 
 
-@cache
-def _compiled(
-    name: str, flags: tuple[str, ...], device: int, package: str = __name__, shared: int = 0
-) -> Any:  # pragma: no cover
+@cache  # pragma: no cover
+def _compiled(name: str, flags: tuple[str, ...], device: int, package: str = __name__, shared: int = 0) -> Any:
     """Load a kernel onto a GPU."""
     with torch.cuda.device(device):
         return private_torch.load_kernel(_binary(name, flags, device, package).result(), name, shared)
