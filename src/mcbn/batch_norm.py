@@ -51,11 +51,7 @@ class BatchNormCall(NamedTuple):
 
 
 def layer_of(name: str) -> str:
-    """Return the module name of a call name.
-
-    >>> layer_of("bn#2")
-    'bn'
-    """
+    """Return the module name of a call name: "bn" of "bn#2"."""
     return name.rsplit("#", 1)[0]
 
 
