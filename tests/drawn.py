@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import mcbn
 from mcbn import algorithm, batches
+from mcbn.batching import Generators, Indices
 from mcbn.engine.plan import Program, build
 from mcbn.engine.trace import ReplayTracer
 
@@ -42,3 +43,8 @@ def program_of(bayes: mcbn.MCBN, x: Tensor, *, fold: bool) -> Program:
     with torch.no_grad():
         tracer.trace(bayes.engine.network, x)
         return build(tracer, fold=lambda width, convolutional: fold)
+
+
+def rows_of_draw(n: int, batch_size: int, seed: int, t: int) -> Indices:
+    """Choose the M of N rows of draw t, by a generator of its own."""
+    return Generators(seed).rows(n, batch_size, t)

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mcbn
+from drawn import rows_of_draw
 from kinds import KINDS, make, norms_in_training
 from mcbn.batch_norm import Record, normalize, scale_and_shift
-from mcbn.batching import rows_of_draw
 
 M, T = 12, 4
 

@@ -24,7 +24,8 @@ from torch.utils.data import (
 )
 
 import mcbn
-from mcbn.batching import draw_batches, rows_of_draw
+from drawn import rows_of_draw
+from mcbn.batching import draw_batches
 from untouched import generators
 
 N = 40

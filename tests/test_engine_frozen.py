@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drawn import check_equal
+from drawn import check_equal, rows_of_draw
 from mcbn import MCBN, algorithm
-from mcbn.batching import rows_of_draw
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning",

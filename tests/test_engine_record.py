@@ -5,8 +5,9 @@ import torch
 from torch import Tensor, nn
 
 import kinds
+from drawn import rows_of_draw
 from mcbn import MCBN
-from mcbn.batching import GROUP, rows_of_draw
+from mcbn.batching import GROUP
 from mcbn.engine import agree, constants
 from mcbn.engine import record as recording
 from mcbn.engine.trace import RecordTracer

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import mcbn
-from drawn import check_equal, fit, loop
+from drawn import check_equal, fit, loop, rows_of_draw
 from kinds import make, norms_in_training
 from mcbn.batch_norm import Record
-from mcbn.batching import rows_of_draw
 from mcbn.engine import run as run_module
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import mcbn
+from drawn import rows_of_draw
 from kinds import BatchNormAct2d, make, norms_in_training
-from mcbn.batching import rows_of_draw
 
 
 def fitted(kind: str, **options: object) -> tuple[mcbn.MCBN, Tensor]:

@@ -28,6 +28,7 @@ BATCH_NORMS: dict[Any, tuple[str, ...]] = {  # the function, and what it calls o
     **dict.fromkeys((torch.batch_norm, torch.ops.aten.batch_norm, torch.ops.aten.batch_norm.default), NATIVE),
 }
 STATISTICS = ("running_mean", "running_var")
+OTHER_PATH = "the network takes another path for these inputs: fit and predict on inputs of one kind"
 DEFAULTS = {"weight": None, "bias": None, "training": False, "eps": 1e-5}
 _running = threading.local()  # its `mode`: the one active in this thread
 _unwatched: WeakSet[nn.Module] = WeakSet()  # modules that ran in a thread without a mode
@@ -50,11 +51,7 @@ class BatchNormCall(NamedTuple):
 
 
 def layer_of(name: str) -> str:
-    """Return the module name of a call name.
-
-    >>> layer_of("bn#2")
-    'bn'
-    """
+    """Return the module name of a call name: "bn" of "bn#2"."""
     return name.rsplit("#", 1)[0]
 
 
@@ -204,10 +201,8 @@ class Record(BatchNormMode):
             raise MCBNError(f"{what}; call it on whole batches, or leave it out with layers=")
         self.values[call.name] = call.x.numel() // max(call.x.shape[1], 1)
         if self.values[call.name] < 2:
-            raise MCBNError(
-                f"layer {call.name!r} sees one value a channel (input {tuple(call.x.shape)}), which has no variance; "
-                "draw training batches of at least 2: batch_size=2 or more"
-            )
+            what = f"layer {call.name!r} sees one value a channel (input {tuple(call.x.shape)}), which has no variance"
+            raise MCBNError(f"{what}; draw training batches of at least 2: batch_size=2 or more")
         if call.running_mean is not None and call.running_var is not None:
             self.running[call.name] = (call.running_mean, call.running_var)
         output, self.mean[call.name], self.var[call.name] = train_batch_norm(call.x, call.weight, call.bias, call.eps)
@@ -243,10 +238,8 @@ class Replay(BatchNormMode):
             return call.name
         if call.piece and f"{call.layer}#2" not in self.mean:
             return call.layer
-        raise MCBNError(
-            f"layer {call.layer!r} is called more often than when the posterior was drawn ({call.name!r} was not "
-            "recorded); the network takes another path for these inputs: fit and predict on inputs of one kind"
-        )
+        what = f"layer {call.layer!r} is called more often than when the posterior was drawn"
+        raise MCBNError(f"{what} ({call.name!r} was not recorded); {OTHER_PATH}")
 
 
 def train_batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:

@@ -144,13 +144,8 @@ def draw_batches(
 ) -> TrainingBatches:
     """Prepare T random batches of M training examples: independent draws, without replacement inside a batch.
 
-    Args:
-        data: a DataLoader, a Dataset, tensors, or an iterable of ready batches.
-        n_samples: T.
-        batch_size: M; None: the loader's.
-        seed: batch t depends on (seed, t) alone.
-        numbers: only these t of the T, in this order.
-        once: all examples once instead, in random order, in batches of M or slightly more; of a stream T full ones.
+    Batch t depends on (seed, t) alone. numbers: only these t of the T, in this order. once: all examples once instead,
+    in random order, in batches of M or slightly more; of a stream T full ones.
 
     >>> drawn = draw_batches(torch.arange(10.0), n_samples=3, batch_size=4, seed=0)
     >>> [len(batch) for batch in drawn.batches]
@@ -220,15 +215,6 @@ class Generators:
         self.start["state"]["key"][1] = t
         self.generator.bit_generator.state = self.start
         return np.sort(self.generator.choice(n, batch_size, replace=False, shuffle=False))
-
-
-def rows_of_draw(n: int, batch_size: int, seed: int, t: int) -> Indices:
-    """Choose the M of N rows of draw t, sorted: in O(M), by a generator of (seed, t) alone.
-
-    >>> rows_of_draw(100, batch_size=4, seed=0, t=7).shape
-    (4,)
-    """
-    return Generators(seed).rows(n, batch_size, t)
 
 
 def _load(rows: _Rows, loader: DataLoader[Any] | None, numbers: Sequence[int]) -> Iterable[Any]:

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from mcbn import batches
 from mcbn.batch_norm import Survey
-from mcbn.copying import LIBRARIES as FOLDERS
-from mcbn.copying import is_library
+from mcbn.copying import LIBRARIES, is_library
 from mcbn.errors import MCBNError
 from mcbn.network import Network, bare_modules, bare_name
 from mcbn.private_torch import AnyBatchNorm, global_hooks
@@ -35,19 +34,13 @@ ENTRIES = ("forward", "__call__")  # of a module's methods, those that a pass be
 SPACES = ("types", "argparse")  # Python's modules whose objects hold what a user put there
 # Names of functions that get past all that watches
 UNSEEN = {"globals", "exec", "eval", "__import__", "to_dlpack", "_to_dlpack", "get_num_threads", "initial_seed"}
-UNSEEN |= {
-    "open",
-    "read_text",
-    "read_bytes",
-    "loadtxt",
-    "set_default_dtype",
-}  # names of what gets past all that watches
+UNSEEN |= {"open", "read_text", "read_bytes", "loadtxt", "set_default_dtype"}
 NAMED = (FunctionType, BuiltinFunctionType, ModuleType, type)
 GENERATORS = ("random", "numpy.random")  # modules whose objects do, too
 CLOCKS = {"time", "datetime", "secrets", "uuid", "decimal", "sys", "gc", "importlib", "posix", "posixpath"}
 THREADS = {"threading", "_thread", "concurrent", "multiprocessing", "asyncio", "queue", "ctypes", "subprocess"}
 _settings: WeakKeyDictionary[nn.Module, "Settings"] = WeakKeyDictionary()
-LIBRARIES = ("torch", "builtins", "collections", "functools", "typing")  # whose code is known
+KNOWN = ("torch", "builtins", "collections", "functools", "typing")  # whose code is known
 
 
 def candidates(module: nn.Module) -> list[str]:
@@ -137,7 +130,7 @@ def _closed(functions: list[FunctionType]) -> list[FunctionType]:
 
 def _classes(*owners: Any) -> set[type]:
     """Find the classes of objects, the libraries' apart."""
-    return {cls for owner in owners for cls in type(owner).__mro__ if cls.__module__.split(".")[0] not in LIBRARIES}
+    return {cls for owner in owners for cls in type(owner).__mro__ if cls.__module__.split(".")[0] not in KNOWN}
 
 
 class Settings:
@@ -163,7 +156,8 @@ class Settings:
         known: list[tuple[Callable[[], Any], str, Any]]
         known = [(partial(get, n), n, value) for get, held in present.values() for n, value in held.items()]
         known += [(partial(getattr, cell, "cell_contents"), "a closure", cell.cell_contents) for cell in cells]
-        known += [(partial((value,).__getitem__, 0), "a default", value) for value in given if _is_mutable(value)]
+        mutable = [v for v in given if not isinstance(v, (*NAMED, tuple, frozenset)) and _inside(v) is not None]
+        known += [(partial((value,).__getitem__, 0), "a default", value) for value in mutable]
         self.by_value = [get for get, _, value in known if _compares(value)]
         self.by_id = [(get, value) for get, _, value in known if not _compares(value)]  # alive: none else has their ids
         held = [(m.__name__, m) for code, names in codes for m in _modules(code, names)]
@@ -179,7 +173,7 @@ class Settings:
 
 def _is_library(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None) or ("<builtin>" if module.__spec__ is not None else "")
-    return (not file.endswith(".py") and bool(file)) or any(folder in file for folder in FOLDERS)
+    return (not file.endswith(".py") and bool(file)) or any(folder in file for folder in LIBRARIES)
 
 
 def settings_of(module: nn.Module) -> Settings:
@@ -238,10 +232,6 @@ def _changes(value: Any) -> bool:
     if isinstance(value, Iterator) or _is_deep(value):
         return True
     return str(home).split(".")[0] in THREADS or str(home).startswith(GENERATORS)
-
-
-def _is_mutable(value: Any) -> bool:
-    return not isinstance(value, (*batches.PLAIN, *NAMED, tuple, frozenset)) and _inside(value) is not None
 
 
 def _is_deep(value: Any, depth: int = DEPTH) -> bool:

@@ -10,10 +10,9 @@ from K = 8 draws omega_k whose second moments about omega_0 are nearest to C (`r
 
     mean = 1/K sum_k [f_omega_k(x) - J (omega_k - omega_0)].
 
-Both are exact where the output is linear in omega. Elsewhere the variance is first order, good while draws differ
-little (large M), and the mean nearly second order; of K or fewer draws it is their own mean. Class probabilities are
-averaged over the linearised logits of the draws, which have exactly this mean and covariance. A Gaussian posterior
-(`mcbn.gaussian`) gives its own moments instead: omega_0 is its location and C the modelled covariance, exactly.
+Both are exact where the output is linear in omega (docs/posteriors.md says what they are elsewhere). Class
+probabilities are averaged over the linearised logits of the draws, which have exactly this mean and covariance. A
+Gaussian posterior gives its own moments instead: omega_0 is its location and C the modelled covariance, exactly.
 """
 
 import functools

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypedDict, TypeVa
 import torch
 from torch import Tensor, nn
 
-from mcbn import batches, diagonal, moments, prediction, saving
+from mcbn import batch_norm, batches, diagonal, moments, prediction, saving
 from mcbn import noise as levels
-from mcbn.batch_norm import BatchNormMode
-from mcbn.batch_norm import watch as tell_modules
 from mcbn.batching import draw_batches, require_share
 from mcbn.check import drift
-from mcbn.engine.record import record, with_deciding
+from mcbn.engine.record import DECIDING, record
 from mcbn.engine.run import Engine
 from mcbn.errors import MCBNError, require_choice
 from mcbn.layers import Layers, candidates, choose
@@ -170,7 +168,8 @@ class MCBN(Generic[P]):
         inputs = self.inputs if inputs is None else inputs
         if isinstance(data, list) and data and self.copy_network().runs(data[0], inputs):  # batches, not examples
             data, batch_size = batches.concatenate(data), batch_size or batches.size_of(data[0])
-        once, wanted = posterior == "diagonal", None if numbers is None else with_deciding(numbers, n_samples)
+        once = posterior == "diagonal"  # the first draws decide how a share of them runs
+        wanted = None if numbers is None else sorted({*range(min(DECIDING, n_samples))}.union(numbers))
         with torch.inference_mode(False):
             drawn = draw_batches(data, n_samples=n_samples, batch_size=batch_size, seed=seed, numbers=wanted, once=once)
             network = self.copy_network()
@@ -273,7 +272,7 @@ class MCBN(Generic[P]):
         True
         """
         network = self.network or self.copy_network()
-        return network.over(x, BatchNormMode()(network.raw), torch.cat, self.inputs)  # as draws run
+        return network.over(x, batch_norm.BatchNormMode()(network.raw), torch.cat, self.inputs)  # as draws run
 
     def plain_mean(self, x: Any) -> Tensor:
         """Return the network's own mean (N, ...) or class probabilities (N, K, ...), whatever its outputs are.
@@ -282,7 +281,7 @@ class MCBN(Generic[P]):
         torch.Size([64, 3])
         """
         network, head = self.network or self.copy_network(), self.noise == "head"
-        run = BatchNormMode()(partial(moments.plain_mean, network, head=head))
+        run = batch_norm.BatchNormMode()(partial(moments.plain_mean, network, head=head))
         return network.over(x, run, torch.cat, self.inputs)
 
     def tune(
@@ -620,7 +619,7 @@ class MCBN(Generic[P]):
         output = join_head if self.noise == "head" and self.output is None else self.output
         reading = None if self.task == "regression" else OutputReading(self.outputs, self.task == "multilabel")
         network = Network(self.model, output, reading).to(*self._place)
-        tell_modules(network.module)
+        batch_norm.watch(network.module)
         return network
 
     def adopt(self, network: Network, posterior: Posterior) -> Self:

@@ -79,16 +79,17 @@ def summarise(
         moments.add(outputs)
 
     samples = _feed(chunks, add, moments, **options)
-    return RegressionPrediction(
-        n_samples=moments.count,
-        mean=moments.mean,
-        epistemic=moments.variance,
-        tau=spread(tau, moments.mean),
-        epistemic_covariance=moments.covariance,
-        samples=samples,
-        draws=draws and partial(draws, moments.count),
-        head_variance=variances.mean if head else None,
-    )
+    values, own = (moments.mean, moments.variance, moments.covariance), variances.mean if head else None
+    return _regression(tau, *values, moments.count, draws, samples=samples, head_variance=own)
+
+
+def _regression(
+    tau: Tensor, mean: Tensor, variance: Tensor, covariance: Tensor | None, T: int, draws: Draws, **more: Any
+) -> RegressionPrediction:
+    """Put moments over T draws and the noise together."""
+    values: dict[str, Any] = {"mean": mean, "epistemic": variance, "epistemic_covariance": covariance}
+    again = draws and partial(draws, T)
+    return RegressionPrediction(n_samples=T, tau=spread(tau, mean), draws=again, **values, **more)
 
 
 def _feed(
@@ -108,20 +109,13 @@ def _feed(
 
 def gaussian(predictor: Any, linear: "Linearised", *, draws: Draws, covariance: bool) -> RegressionPrediction:
     """Predict by a linearised network; a log variance s is Gaussian as well: E[exp(s)] = exp(E[s] + Var[s] / 2)."""
-    mean, projected, T = linear.mean, linear.projected, len(linear.deviations)  # (N, ...), (N, D, S')
+    mean, projected, T = linear.mean, linear.projected, linear.deviations.shape[0]  # (N, ...), (N, D, S')
     variance, head_variance = projected.square().sum(2).reshape(mean.shape), None
     if predictor.noise == "head":
         (mean, log_mean), (variance, log_variance) = split_head(mean, 1), split_head(variance, 1)
         head_variance, projected = torch.exp(log_mean + log_variance / 2), projected[:, : projected.shape[1] // 2]
-    return RegressionPrediction(
-        n_samples=T,
-        mean=mean,
-        epistemic=variance,
-        tau=spread(predictor.noise_precision, mean),
-        epistemic_covariance=projected @ projected.transpose(1, 2) if covariance else None,
-        draws=draws and partial(draws, T),
-        head_variance=head_variance,
-    )
+    full = projected @ projected.transpose(1, 2) if covariance else None
+    return _regression(predictor.noise_precision, mean, variance, full, T, draws, head_variance=head_variance)
 
 
 def classification(

@@ -40,13 +40,10 @@ Output = str | int | Callable[[Any], Tensor] | None
 
 def unwrap(model: nn.Module) -> nn.Module:
     """Take off `torch.compile`, DataParallel and DistributedDataParallel; the network inside is what runs."""
-    while True:
-        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            model = model.module
-        elif hasattr(model, "_orig_mod"):
-            model = cast(nn.Module, model._orig_mod)
-        else:
-            return model
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    while isinstance(model, parallel) or hasattr(model, "_orig_mod"):
+        model = cast(nn.Module, model.module if isinstance(model, parallel) else model._orig_mod)
+    return model
 
 
 def is_synchronised(model: nn.Module) -> bool:
@@ -85,9 +82,8 @@ def snapshot(model: nn.Module) -> tuple[nn.Module, list[tuple[str, Any]]]:
     names = {id(value): name or "network" for name, value in named}
     for label, value in common:
         if id(value) in names:
-            what = (
-                f"a copy of {type(model).__name__} still leads to your own {names[id(value)]!r} ({label or 'itself'})"
-            )
+            own = f"your own {names[id(value)]!r} ({label or 'itself'})"
+            what = f"a copy of {type(model).__name__} still leads to {own}"
             cure = "not by a global name, a weak reference, a cached method or a __deepcopy__ that returns the original"
             raise MCBNError(f"{what}, {COPY}: reach it through self, {cure}")
     for parent in list(frozen.modules()):

@@ -24,13 +24,8 @@ class RegressionMLP(nn.Sequential):
 
     Teye et al. 2018, Section 4.3: two hidden layers of 50 units, 100 for Protein. Weights and output bias are
     truncated normal, std 0.1; gamma starts at 1 and beta at 0, both trained like any other BN layer's.
-    `seed` leaves the global generator alone; without it weights come from that, as PyTorch's layers do.
-
-    Args:
-        n_inputs: Q.
-        hidden: units of each hidden layer.
-        n_outputs: D.
-        seed: of the weights.
+    Q is `n_inputs`, D `n_outputs`, `hidden` the units of each hidden layer. `seed` leaves the global generator alone;
+    without it weights come from that, as those of PyTorch's layers do.
 
     >>> RegressionMLP(13, (50, 50), seed=0)(torch.randn(32, 13)).shape
     torch.Size([32, 1])
@@ -54,12 +49,8 @@ class Standardized(nn.Module):
     """A network that sees standardised inputs and targets, wrapped to work in original units.
 
     f(x) = y_mean + y_std network((x - x_mean) / x_std), with mean and population std of the training part (a constant
-    column: std 1). Teye et al. 2018, Section 4.3. So tau and all scores are in units of y.
-
-    Args:
-        network: (N, Q) -> (N, D).
-        x: inputs of the training part, (N, Q).
-        y: its targets, (N,) or (N, D); outputs are shaped like them. None: outputs, such as logits, stay as they are.
+    column: std 1). Teye et al. 2018, Section 4.3. So tau and all scores are in units of y. Of the training part are
+    x (N, Q) and y (N,) or (N, D); outputs are shaped like y, and without one, such as logits, stay as they are.
     """
 
     x_mean: Tensor
@@ -124,10 +115,7 @@ def train_regression(
         network: (N, Q) -> (N, D), such as `RegressionMLP`, or that network `Standardized`.
         x: inputs, (N, Q).
         y: targets, (N,) or (N, D).
-        batch_size: M; above N it means N.
-        epochs: passes over the rows.
-        weight_decay: lambda.
-        learning_rate: of Adam.
+        batch_size, epochs, weight_decay, learning_rate: M (above N it means N), passes over the rows, lambda, of Adam.
         seed: of the order of the rows; the global generator is untouched.
         on_epoch: called with the epoch, from 1, in eval mode after each; ends training by returning True.
         penalty: what the loss of a batch (M, Q) has on top, by the inner network in standardised units.

@@ -28,31 +28,21 @@ class Posterior:
     holds from the next call on; one through `.data` or NumPy, which PyTorch does not count, is found at the latest on
     the 2nd, 4th, 8th, ... call of a shape, so put a new posterior in its place.
 
-    Args:
-        mean: mu_B of every call, (T, C) each.
-        var: sigma^2_B of every call, biased, (T, C) each.
-        batch_size: M.
-        gaussian: what the draws are drawn from; None: from training batches.
-        seed: of the draws.
-        fitted_batch_size: M of the training batches, where `at_batch_size` chose another.
-        numbers: t of each row, of a share of the draws (`fit(..., draws=)`); None: 0, ..., T - 1.
-
-    Example:
-        >>> posterior = Posterior({"bn": torch.zeros(5, 3)}, {"bn": torch.ones(5, 3)}, batch_size=16)
-        >>> posterior
-        Posterior(n_samples=5, batch_size=16, 1 layers, 3 channels)
-        >>> mean, var = posterior.draw(2)
-        >>> mean["bn"].shape
-        torch.Size([3])
+    >>> posterior = Posterior({"bn": torch.zeros(5, 3)}, {"bn": torch.ones(5, 3)}, batch_size=16)
+    >>> posterior
+    Posterior(n_samples=5, batch_size=16, 1 layers, 3 channels)
+    >>> mean, var = posterior.draw(2)
+    >>> mean["bn"].shape
+    torch.Size([3])
     """
 
-    mean: Mapping[str, Tensor]
-    var: Mapping[str, Tensor]
-    batch_size: int
-    gaussian: Gaussian | None = None
-    seed: int = 0
-    fitted_batch_size: int | None = None
-    numbers: tuple[int, ...] | None = None
+    mean: Mapping[str, Tensor]  # mu_B of every call, (T, C) each
+    var: Mapping[str, Tensor]  # sigma^2_B of every call, biased, (T, C) each
+    batch_size: int  # M
+    gaussian: Gaussian | None = None  # what the draws are drawn from; None: from training batches
+    seed: int = 0  # of the draws
+    fitted_batch_size: int | None = None  # M of the training batches, where `at_batch_size` chose another
+    numbers: tuple[int, ...] | None = None  # t of each row, of a share of the draws; None: 0, ..., T - 1
 
     @property
     def family(self) -> str:
@@ -115,10 +105,9 @@ class Posterior:
         Draw t depends on (seed, t) alone, so shares computed anywhere are those of one process, bit for bit, on equal
         machines. Refuses shares with a draw in common, or of another seed, batch size, family or set of layers.
 
-        Example:
-            >>> shares = [bayes.posterior.select(range(start, 20, 2)) for start in (0, 1)]
-            >>> torch.equal(Posterior.merge(shares).mean["1"], bayes.posterior.mean["1"])
-            True
+        >>> shares = [bayes.posterior.select(range(start, 20, 2)) for start in (0, 1)]
+        >>> torch.equal(Posterior.merge(shares).mean["1"], bayes.posterior.mean["1"])
+        True
         """
         shares = list(parts)
         _require_one_fit(shares)
@@ -147,15 +136,11 @@ class Posterior:
     def as_gaussian(self, family: str = "gaussian", *, seed: int = 0) -> "Posterior":
         """Model the drawn training batches as a Gaussian (`mcbn.gaussian`) and draw T anew.
 
-        `bayes.posterior = bayes.posterior.as_gaussian()` predicts with it: no data is needed.
+        `bayes.posterior = bayes.posterior.as_gaussian()` predicts with it: no data is needed. The family is "gaussian",
+        with the covariance of all statistics, or "layerwise", of those of each layer; seed is that of the new draws.
 
-        Args:
-            family: "gaussian", with the covariance of all statistics, or "layerwise", of those of each layer.
-            seed: of the new draws.
-
-        Example:
-            >>> bayes.posterior.as_gaussian().sample(1000)
-            Posterior(gaussian, n_samples=1000, batch_size=16, 1 layers, 8 channels)
+        >>> bayes.posterior.as_gaussian().sample(1000)
+        Posterior(gaussian, n_samples=1000, batch_size=16, 1 layers, 8 channels)
         """
         require_choice("posterior", family, tuple(BLOCKS))
         seed = batches.require_int("seed", seed, 0)
@@ -172,9 +157,8 @@ class Posterior:
         temperature and nothing else (ten Boston networks trained at M = 32: CRPS 1.69 rescaled to M' = 8, 2.15 drawn
         at 8); and batches of M of N examples vary less by 1 - (M - 1) / (N - 1), which M / M' leaves out.
 
-        Example:
-            >>> torch.allclose(bayes.posterior.at_batch_size(4).mean["1"].std(0), 2 * bayes.posterior.mean["1"].std(0))
-            True
+        >>> torch.allclose(bayes.posterior.at_batch_size(4).mean["1"].std(0), 2 * bayes.posterior.mean["1"].std(0))
+        True
         """
         if batch_size == self.batch_size:
             return self

@@ -1,13 +1,12 @@
 """A progress bar on a terminal for what takes longer than a second; elsewhere nothing."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from mcbn import batches
 from mcbn.network import Network
 
-Item = TypeVar("Item")
 Tick = Callable[[int], object]
 SHOW_AFTER = 1.0  # seconds
 
@@ -23,15 +22,6 @@ def bar(title: str, total: int | None, unit: str) -> Iterator[Tick]:
     look = {"unit": unit, "unit_scale": unit == "B", "disable": None, "delay": SHOW_AFTER, "leave": False}
     with tqdm(total=total, desc=title, **look) as shown:
         yield shown.update
-
-
-def tracked(items: Iterable[Item], title: str, unit: str) -> Iterator[Item]:
-    """Pass items on one by one, each counted once the caller is done with it."""
-    work = list(items)
-    with bar(title, len(work), unit) as tick:
-        for item in work:
-            yield item
-            tick(1)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import importlib
 import json
 import logging
 import os
+import re
 import shutil
 import socket
 import sys
@@ -111,16 +112,12 @@ def predict(
     on with `resume`. All machines see the inputs and the folder under the same path.
 
     Args:
-        dataset: a csv or parquet file, an image, a folder of either kind, a list of such; or a `ray.data.Dataset`,
-            whose rows are first written to the folder in their order.
-        bayes: a fitted MCBN.
-        out: folder of the results; empty, or with `resume`.
-        resume, overwrite: as for `mcbn.scale.predict`.
+        dataset: the inputs of `mcbn.scale.predict`; or a `ray.data.Dataset`, whose rows are first written to the folder
+            in their order.
+        bayes, out, resume, overwrite, on_part, options: as for `mcbn.scale.predict`.
         workers: actors; by default one a GPU, or one for as many CPUs as `threads` in a cluster without.
         threads: CPU threads of an actor.
         address: of the cluster; by default the one Ray is connected to, else one of this machine alone.
-        on_part: called with the outcome of each part.
-        options: those of `mcbn.scale.predict`.
     """
     batches.require_int("threads", threads, 1)
     if workers is not None:
@@ -272,7 +269,10 @@ def pack(bayes: MCBN[Any], *more: Any) -> bytes:
     objects += [getattr(item, name, None) for item in more for name in ("dataset", "collate_fn", "reader")]
     objects += [getattr(item, "transform", None) for item in objects]
     names = {str(getattr(item, "__module__", None) or type(item).__module__) for item in objects}
-    registered = [sys.modules[name] for name in names if _is_of_the_user(name)]
+    files = {name: str(getattr(sys.modules.get(name), "__file__", None) or "") for name in names}
+    known = {"__main__", "torch", "mcbn", *sys.stdlib_module_names}  # and installed packages: other machines have them
+    foreign = [name for name, file in files.items() if file and name.split(".")[0] not in known]
+    registered = [sys.modules[name] for name in foreign if not re.search("(site|dist)-packages", files[name])]
     for module in registered:
         cloudpickle.register_pickle_by_value(module)
     try:
@@ -280,10 +280,3 @@ def pack(bayes: MCBN[Any], *more: Any) -> bytes:
     finally:
         for module in registered:
             cloudpickle.unregister_pickle_by_value(module)
-
-
-def _is_of_the_user(name: str) -> bool:
-    """Tell whether a module is a file of the user's, which other machines need not have, and no installed package."""
-    package, path = name.split(".")[0], str(getattr(sys.modules.get(name), "__file__", None) or "")
-    installed = package in ("__main__", "torch", "mcbn") or package in sys.stdlib_module_names
-    return bool(path) and not installed and "site-packages" not in path and "dist-packages" not in path

@@ -15,8 +15,8 @@ from statistics import fmean
 
 from mcbn import data
 from mcbn.networks import RegressionMLP, Standardized, train_regression
-from mcbn.progress import tracked
 from mcbn_study.journal import RECORDS, Journal, latest, read
+from mcbn_study.progress import tracked
 from mcbn_study.regularizer import UNIT_PRIOR
 from mcbn_study.tables import write_tables
 from mcbn_study.theory import objective_gap

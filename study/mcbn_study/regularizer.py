@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from mcbn import MCBN, data
 from mcbn.networks import RegressionMLP, Standardized, train_regression
-from mcbn.progress import tracked
 from mcbn_study.estimates import cell, estimate
 from mcbn_study.journal import RECORDS, Journal, Record, read
 from mcbn_study.profiles import TAU_RANGES
+from mcbn_study.progress import tracked
 from mcbn_study.regression.measure import score_run
 from mcbn_study.tables import write_tables
 from mcbn_study.theory import Prior, implied_prior, kl_regularizer

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import mcbn
+from drawn import rows_of_draw
 from fuzz.architectures import Made, make
 from mcbn import algorithm
-from mcbn.batching import rows_of_draw
 from mcbn.engine import constants
 from mcbn.engine.agree import TF32_DIGIT, TIMES, is_tf32
 from untouched import generators

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from mcbn import algorithm, batches
-from mcbn.batching import rows_of_draw
+from mcbn.batching import Generators
 from mcbn.errors import MCBNError, one_line
 from mcbn.model import MCBN
 from mcbn.private_torch import AnyBatchNorm
@@ -87,7 +87,7 @@ def settle(specimen: Specimen) -> None:
     """Run batches with batch norm in train mode, so that running statistics fit the examples; end in eval mode."""
     with torch.no_grad():
         for t in range(SETTLING):
-            rows = rows_of_draw(len(specimen.x), specimen.batch_size, 1, t)
+            rows = Generators(1).rows(len(specimen.x), specimen.batch_size, t)
             call(norms_in_training(specimen.model), batch(specimen, rows))
     specimen.model.eval()
 
@@ -168,7 +168,7 @@ def compare(specimen: Specimen) -> Record:
 def _check_draw(specimen: Specimen, bayes: MCBN[Any], t: int, query: Any) -> tuple[float, float, Tensor]:
     """Return the errors of a draw's statistics and of its batch's outputs, and the query's by Algorithm 1, (N, ...)."""
     network: Any = partial(call, copy.deepcopy(specimen.model))  # its own code may change its weights
-    inputs = batch(specimen, rows_of_draw(len(specimen.x), specimen.batch_size, 0, t))
+    inputs = batch(specimen, Generators(0).rows(len(specimen.x), specimen.batch_size, t))
     expected = algorithm.record(network, inputs)
     (mean, var), calls = bayes.posterior.draw(t), sum(statistics is not None for statistics in expected)
     if len(mean) != calls:

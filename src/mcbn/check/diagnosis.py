@@ -113,8 +113,8 @@ class Diagnosis:
         for name, *cells in rows:
             lines.append("  ".join([name.ljust(first), *(c.rjust(w) for c, w in zip(cells, widths, strict=True))]))
         lines += ["", LEGEND]
-        others = [f"! {text}" for text in self.warnings if text != self.worse_mean]
-        lines += others if self.warnings else ["nothing speaks against these draws"]
+        lines += [f"! {text}" for text in self.warnings if text != self.worse_mean]
+        lines += [] if self.warnings else ["nothing speaks against these draws"]
         return "\n".join(lines)
 
     def _of_numbers(self) -> Iterator[str]:
@@ -279,24 +279,19 @@ def _shares(network: Network, posterior: Posterior, x: Any) -> tuple[dict[str, t
     try:
         with torch.no_grad(), Replay(*posterior.draw(0)):
             output = network.run_copy(x)
-        D, most = output.numel() // len(output), SHARE_EXAMPLES
+        D, most, twin = output.numel() // len(output), SHARE_EXAMPLES, network
         if D > MOST_OUTPUTS:
-            network, D, most = _summed(network, output), SUMS, SUMMED_EXAMPLES
+            weights = torch.randn(D, SUMS, generator=torch.Generator().manual_seed(0)).to(output)
+            twin = copy.copy(network)  # with random sums of its outputs (N, ...) in their place, (N, SUMS)
+            twin.output, twin.reading = lambda result: network.read(result).flatten(1) @ weights, None
+            D, most = SUMS, SUMMED_EXAMPLES
         values = 2 * sum(posterior.channels.values()) * D
         count = min(most, max(1, SHARE_VALUES // values), len(output))
         few = batches.map_tensors(lambda t: t[:count] if t.ndim and len(t) == len(output) else t, x)
-        shares = Linearizer(network, posterior)(few, posterior.n_samples).shares(posterior.channels)
+        shares = Linearizer(twin, posterior)(few, posterior.n_samples).shares(posterior.channels)
     except MCBNError as error:
         return {}, str(error)
     return shares, "" if shares else "the predictions do not vary"
-
-
-def _summed(network: Network, output: Tensor) -> Network:
-    """Return the same network with random sums of its outputs (N, ...) in their place, (N, SUMS)."""
-    weights = torch.randn(output[0].numel(), SUMS, generator=torch.Generator().manual_seed(0)).to(output)
-    twin = copy.copy(network)
-    twin.output, twin.reading = lambda result: network.read(result).flatten(1) @ weights, None
-    return twin
 
 
 def lilliefors(values: Tensor) -> Tensor:

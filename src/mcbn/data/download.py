@@ -17,13 +17,8 @@ TIMEOUT = 30.0  # seconds without a byte
 def download(url: str, path: Path, digest: str | None) -> Path:
     """Fetch `url` to `path`; what an earlier call left in `path`.part is kept and only the rest is asked for.
 
-    Arguments:
-        url: an http or https address.
-        path: the file to make; present already and with the right digest, nothing is fetched.
-        digest: "md5:..." or "sha256:...", in hexadecimal; None where the source publishes none, and then the caller
-            checks the contents.
-
-    The file appears under its name only whole and checked. Bytes that do not agree are removed.
+    The file appears under its name only whole and checked; one that is there already is not fetched again. digest:
+    "md5:..." or "sha256:...", in hexadecimal; None where none is published, and then the caller checks the contents.
     """
     if path.is_file() and digest is not None and disagreement(path, digest) is None:
         return path

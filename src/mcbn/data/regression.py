@@ -82,11 +82,8 @@ def load(name: str, *, cache_dir: str | os.PathLike[str] | None = None) -> Regre
     """Load one of the paper's regression sets, float64, rows in the published order.
 
     Boston and Concrete ship with the package. The others are taken from the folder named by the environment variable
-    MCBN_DATA_DIR (`uci/<file>` or `<file>`), else downloaded once. Every file from outside is compared with its sha256.
-
-    Arguments:
-        name: one of `mcbn.data.NAMES`.
-        cache_dir: where downloads are kept; by default $MCBN_CACHE_DIR, else the user's cache folder.
+    MCBN_DATA_DIR (`uci/<file>` or `<file>`), else downloaded once, to `cache_dir`, by default $MCBN_CACHE_DIR, else the
+    user's cache folder. Every file from outside is compared with its sha256.
 
     >>> load("boston").x.shape
     torch.Size([506, 13])
@@ -97,7 +94,7 @@ def load(name: str, *, cache_dir: str | os.PathLike[str] | None = None) -> Regre
     else:
         from mcbn.data import download
 
-        path = _find_local(dataset) or _download(dataset, cache_dir)
+        path = find_local(dataset) or _download(dataset, cache_dir)
         if wrong := download.disagreement(path, f"sha256:{dataset.sha256}"):
             cure = "replace the file, or remove it so that it is downloaded anew"
             raise MCBNError(f"{path} is not the published {name!r} file: {wrong}; {cure}")
@@ -109,15 +106,8 @@ def load(name: str, *, cache_dir: str | os.PathLike[str] | None = None) -> Regre
     return Regression(values[:, :-1].contiguous(), values[:, -1].contiguous())
 
 
-def locate(dataset: Dataset) -> str | None:
-    """Say where the values of a set are: with the package, or in which file; None where they must be downloaded."""
-    if dataset.embedded:
-        return "with the package"
-    places = (_find_local(dataset), cache_folder() / dataset.file)
-    return next((str(path) for path in places if path is not None and path.is_file()), None)
-
-
-def _find_local(dataset: Dataset) -> Path | None:
+def find_local(dataset: Dataset) -> Path | None:
+    """Find the file of a set in the folder of local data."""
     root = local_folder()
     candidates = (root / "uci" / dataset.file, root / dataset.file) if root else ()
     return next((path for path in candidates if path.is_file()), None)
@@ -142,11 +132,7 @@ def toy(n: int = 100, *, seed: int = 0) -> Regression:
 
     In the style of the ConvNetJS regression demo, which the toy figure of Teye et al. 2018 (Figure 1) follows. Good
     uncertainty is small on the data, larger in the gap and grows beyond both ends. Differs: the paper's own points are
-    not published; gap, noise (std 0.1) and n are ours.
-
-    Arguments:
-        n: number of points: x is (n, 1), y (n,), float64.
-        seed: of a generator of its own; the global ones are left alone.
+    not published; gap, noise (std 0.1) and n are ours. x is (n, 1), y (n,), float64; the generator is one of its own.
 
     >>> toy(20).x.shape
     torch.Size([20, 1])
@@ -161,14 +147,10 @@ def toy(n: int = 100, *, seed: int = 0) -> Regression:
 
 
 def split(n: int, number: int) -> Split:
-    """Split `number` (the paper uses 1 to 5) of n rows: a shuffle by NumPy's legacy generator.
+    """Split `number` (the paper uses 1 to 5) of n rows, 3 or more: a shuffle by NumPy's legacy generator of that seed.
 
     The first round(0.2 n) shuffled indices are the test part, the rest train; n / 5 is never half an integer, so that
     Python 2, which the authors ran, rounds alike. Teye et al. 2018, Section 4.3; seeds of the published code.
-
-    Arguments:
-        n: number of rows, at least 3 so that neither part is empty.
-        number: seed of the shuffle, 1 or more.
 
     >>> split(10, 1)
     Split(train=tensor([6, 4, 0, 3, 1, 7, 8, 5]), test=tensor([2, 9]))
@@ -182,14 +164,10 @@ def split(n: int, number: int) -> Split:
 
 
 def folds(train: Tensor, k: int = 5) -> list[Fold]:
-    """Cut the indices `train` (n,) into k validation folds of nearly equal size.
+    """Cut distinct row indices (n,), such as `Split.train`, into k validation folds of nearly equal size.
 
     Seed 1 shuffles `train`, `np.array_split` cuts it; each fold's training part is the rest, sorted and
     shuffled by the same generator, so that its order too is that of the published code.
-
-    Arguments:
-        train: distinct row indices, such as `Split.train`.
-        k: number of folds, 2 up to n.
 
     >>> [len(fold.validation) for fold in folds(split(506, 1).train)]
     [81, 81, 81, 81, 81]

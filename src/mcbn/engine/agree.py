@@ -36,17 +36,11 @@ class Precision(NamedTuple):
         return self.single if values.dtype == torch.float32 and not is_tf32(values) else self.coarse
 
 
-# A rounding, of the output's size, where nothing more exact can be had: double precision, weights that cannot be cast.
-# 53 layers of random weights round to 1e-5 in single precision; half precision and TF32 have 7 to 10 digits
-ROUNDING = Precision(1e-12, 1e-5, 1e-2)
-# The most that is taken for rounding, of the output's size: a network may do something else in double precision
-MOST_ROUNDING = Precision(1e-12, 1e-2, 1.0)
-# Outputs and their gradients, traced against autograd through the network's own code: the same operations
-GRADIENTS = Precision(1e-9, 1e-3, 1e-3)
-# What an exported graph gives against `predict`: another runtime sums in another order, so a digit less
-EXPORTED = Precision(1e-8, 1e-3, 1e-3)
-# Statistics of a batch, channel by channel: sums over a batch are exacter than what single values go through
-MEANS = Precision(1e-4, 1e-4, 0.02)
+ROUNDING = Precision(1e-12, 1e-5, 1e-2)  # of the output's size, where nothing more exact can be had
+MOST_ROUNDING = Precision(1e-12, 1e-2, 1.0)  # taken for rounding: in double precision a network may do something else
+GRADIENTS = Precision(1e-9, 1e-3, 1e-3)  # traced against autograd through the network's own code: the same operations
+EXPORTED = Precision(1e-8, 1e-3, 1e-3)  # an exported graph against `predict`: another runtime sums in another order
+MEANS = Precision(1e-4, 1e-4, 0.02)  # of a batch, channel by channel: sums are exacter than what single values give
 VARIANCES = Precision(1e-3, 1e-3, 0.04)  # of a standard deviation and of its square: twice the means' in TF32
 
 

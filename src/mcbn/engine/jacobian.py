@@ -33,7 +33,6 @@ from mcbn.layers import settings_of
 from mcbn.network import Network, ProcessLock
 
 MOST_OUTPUTS = 4096  # of one example: each costs a backward pass
-SCALINGS: tuple[Any, ...] = (torch.mul, torch.Tensor.mul, torch.Tensor.__mul__)
 RESHAPES: tuple[Any, ...] = (torch.squeeze, torch.Tensor.squeeze, torch.flatten, torch.Tensor.flatten)
 Centres = Mapping[str, tuple[Tensor, Tensor]]  # call name -> mean and standard deviation, each (C,)
 Leaves = dict[str, tuple[Tensor, Tensor]]  # call name -> scale and shift of every input, each (N, C)
@@ -174,9 +173,8 @@ class PerExample(BatchNormMode):
         if call.name not in self.centres:
             return call.unchanged()
         if call.x.shape[0] != self.N:
-            raise MCBNError(
-                f"layer {call.name!r} sees {len(call.x)} rows for {self.N} inputs, not one each; use method='sample'"
-            )
+            what = f"layer {call.name!r} sees {len(call.x)} rows for {self.N} inputs, not one each"
+            raise MCBNError(f"{what}; use method='sample'")
         self.points[call.name] = point = Point.of(call, *self.centres[call.name])
         each = (value.expand(self.N, -1).requires_grad_() for value in (point.scale, point.shift))
         self.leaves[call.name] = next(each), next(each)
@@ -253,7 +251,7 @@ class _Reversal:
             return self._call(torch.reshape, g, tuple(facts(source).shape))
         if node.target in rewrite.ADDITIONS and not node.kwargs and alike:
             return g
-        if node.target in SCALINGS and alike:
+        if node.target in rewrite.SCALINGS and alike:
             other = node.args[node.args[0] is source]
             return self._call(torch.mul, g, self.copies.get(other, other))
         raise UntraceableError(f"no rule for {node.target}")

@@ -24,12 +24,10 @@ RELUS = (F.relu, torch.relu, torch.Tensor.relu)
 IN_PLACE_OPTION = (F.silu, F.relu6, F.hardswish, F.mish)
 NEW_MEMORY: tuple[Any, ...] = (*FOLDABLE, *ADDITIONS, *RELUS, *IN_PLACE_OPTION, F.leaky_relu)
 ELEMENTWISE: tuple[Any, ...] = (torch.tanh, torch.sigmoid, F.tanh, F.sigmoid, F.gelu, F.softplus, F.elu, F.hardtanh)
-ARITHMETIC: tuple[Any, ...] = (
-    *ADDITIONS,
-    *IN_PLACE_ADDITIONS,
-    *(torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.sub),
-    *(torch.Tensor.sub, torch.Tensor.__sub__, torch.div, torch.Tensor.div, torch.Tensor.__truediv__),
-)
+DIFFERENCES = (torch.sub, torch.Tensor.sub, torch.Tensor.__sub__)
+SCALINGS: tuple[Any, ...] = (torch.mul, torch.Tensor.mul, torch.Tensor.__mul__)
+DIVISIONS = (torch.div, torch.Tensor.div, torch.Tensor.__truediv__)
+ARITHMETIC: tuple[Any, ...] = (*ADDITIONS, *IN_PLACE_ADDITIONS, *DIFFERENCES, *SCALINGS, *DIVISIONS)
 Buffers = dict[int, Tensor]  # by slot, of one call: fresh megabytes cost a CPU more in page faults than the arithmetic
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mcbn import batches
-from mcbn.batch_norm import Replay
+from mcbn.batch_norm import OTHER_PATH, Replay
 from mcbn.engine import constants
 from mcbn.engine import plan as plans
 from mcbn.engine.agree import ROUNDING, TF32_DIGIT, is_tf32, tolerance, within
@@ -175,10 +175,8 @@ class Engine:
             how += f", {kernels[name]} {what} in one kernel each with what follows" if kernels[name] else ""
         if plan.group > 1:
             how += f", {plan.group} passes in one CUDA graph"
-        return (
-            f"{n_samples} draws for {size}: {how}; {shared} operations before the first batch norm run once "
-            f"(widest result {program.width:,} values)."
-        )
+        once = f"{shared} operations before the first batch norm run once (widest result {program.width:,} values)"
+        return f"{n_samples} draws for {size}: {how}; {once}."
 
     def replay(self, inputs: Any, t: int) -> Tensor:
         """Run draw t through the network's own code, on a copy: the network may change its inputs in place."""
@@ -186,10 +184,8 @@ class Engine:
             output = self.network.run_copy(inputs)
         alone = self.network.left_alone
         if alone is not None and (strange := mode.calls.keys() - mode.chosen - alone):
-            raise MCBNError(
-                f"layer {min(strange)!r} was not called when the posterior was drawn; the network takes another path "
-                "for these inputs: fit and predict on inputs of one kind, or leave it out with layers="
-            )
+            what = f"layer {min(strange)!r} was not called when the posterior was drawn"
+            raise MCBNError(f"{what}; {OTHER_PATH}, or leave it out with layers=")
         return output
 
     def plan(self, inputs: Any, chunk_size: int | None = None) -> Plan | OwnCode:
@@ -215,7 +211,8 @@ class Engine:
             return OwnCode(self._refuted, self.replay)
         on_gpu = any(t.is_cuda for t in batches.tensors_of(inputs))
         T, history = self.posterior.n_samples, self._history(self._key(inputs, chunk_size))
-        if on_gpu and history.own_draws and not history.postponed and is_convolutional(self.network.module):
+        convolutional = any(isinstance(child, nn.Conv2d) for child in self.network.module.modules())
+        if on_gpu and convolutional and history.own_draws and not history.postponed:
             history.postponed = 1  # cuDNN sets another layout up for seconds, and who predicts once has no use for it
             return self._own_code
         at_once = partial(plans.draws_at_once, n_samples=T, chunk_size=chunk_size, on_gpu=on_gpu)
@@ -234,9 +231,8 @@ class Engine:
             history.postponed += 1  # who predicts once does not share the processor with the compiler either
             if history.postponed == 1 or not fuse.compiled(program.by_kernels, first.device):
                 return self._own_code
-        chunk = at_once(
-            program.width, program.convolutional, narrow=program.by_kernels is not None and not program.folds
-        )
+        narrow = program.by_kernels is not None and not program.folds
+        chunk = at_once(program.width, program.convolutional, narrow=narrow)
         outputs = first.numel() if chunk_size is None else None
         choices = plans.plans_for(program, self._omega(program), chunk, first.dtype, outputs)
         plan = self._proven(choices, inputs, first, history)
@@ -333,22 +329,15 @@ class Engine:
         N = batches.size_of(inputs)
         if N < 2:
             width = next((plan.program.width for plan in self.plans.values() if isinstance(plan, Plan)), 0)
-            raise MCBNError(
-                f"one draw of one input does not fit into memory (its widest result has {width:,} values): {error}"
-            ) from error
+            what = f"one draw of one input does not fit into memory (its widest result has {width:,} values)"
+            raise MCBNError(f"{what}: {error}") from error
         if not self.independent(batches.cut(inputs, N // 2)[0]):
-            raise MCBNError(
-                f"one draw of {N} inputs does not fit into memory, and nothing shows that this network treats each of "
-                f"them by itself, so they are not cut into blocks; give fewer at a time ({error})"
-            ) from error
+            what = "nothing shows that this network treats each of them by itself, so they are not cut into blocks"
+            cure = f"give fewer at a time ({error})"
+            raise MCBNError(f"one draw of {N} inputs does not fit into memory, and {what}; {cure}") from error
         halves = batches.cut(inputs, 2)
         for pieces in zip(*(self.outputs(half, stop, 1, start=start) for half in halves), strict=True):
             yield torch.cat(pieces, 1)
-
-
-def is_convolutional(module: nn.Module) -> bool:
-    """Tell whether a module has two-dimensional convolutions, whoever calls them."""
-    return any(isinstance(child, nn.Conv2d) for child in module.modules())
 
 
 def _gathered(chunks: Iterator[Tensor]) -> Iterator[Tensor]:

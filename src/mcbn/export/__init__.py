@@ -269,9 +269,8 @@ def convert(
     names = input_names(inputs)
     try:
         with quiet():  # runtimes optimise a graph themselves when they load it
-            onnx: Any = torch.onnx.export(
-                program, dynamo=True, opset_version=OPSET, input_names=names, optimize=False, verbose=False
-            )
+            how: Any = {"opset_version": OPSET, "input_names": names, "optimize": False, "verbose": False}
+            onnx: Any = torch.onnx.export(program, dynamo=True, **how)
     except Exception as error:
         raise MCBNError(_refusal(error, metadata.get("method"))) from error
     graph = onnx.model.graph

@@ -14,12 +14,8 @@ sampling does not explain (positive-part James-Stein), for means in standard dev
 
     v = max(0, 1 - sum_c noise_c / sum_c move_c^2),    noise_c = Var_r(statistic) M (1 / n + 1 / n_r).
 
-Inputs of few classes move them too: the reference is mixed in the class proportions that the moved network predicts for
-the inputs, and the transport is computed again, three times. It starts from the plain transport, and once more from
-what the network predicts unmoved: the first fails where one class makes up the inputs, the second where predictions
-have collapsed. The first is kept unless the second needs a clearly smaller move of the inputs. Under a heavy shift
-predictions favour some classes, and mixing feeds on that: the plain transport stands unless the proportions that come
-out have less than `FEW` of the reference's entropy.
+Inputs of few classes move them too: the reference is then mixed in the class proportions that are predicted for them.
+From where that starts, and when it is kept, stands in docs/field.md.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,9 +1,7 @@
 """Has the input shifted? One batch with an exact p-value, or a stream with a bound on false alarms over any time.
 
-The null at a batch size M is made from reference batches of that very size: statistics of small batches do not follow
-the 1/M rule (`docs/field.md` has numbers). A batch with few classes shifts the statistics too; where a batch is
-beyond its false-alarm rate and the network predicts classes, it is compared again, with reference batches of the
-classes that are predicted for it.
+The null at a batch size M is made from reference batches of that very size, and a batch beyond its false-alarm rate is
+compared again with reference batches of the classes that are predicted for it (docs/field.md says why).
 
 Stream: a conformal test martingale (Vovk, Nouretdinov and Gammerman 2003; Volkhonskiy et al. 2017, Inductive conformal
 martingales for change-point detection). Batch t has the p-value
@@ -93,10 +91,9 @@ class Reading:
         far = [layer for layer in self.layers if layer.p_value <= self.false_alarms]
         if not far:
             return f"shifted {p}: many layers by little, none by itself"
-        first = far[0]
-        where = f"from layer {first.layer} on ({len(far)} of {len(self.layers)} layers)"
-        moved = f"means moved by {first.offset:.2f} standard deviations"
-        return f"{where}: activations {times(first.width)} in the reference, {moved} {p}"
+        where = f"from layer {far[0].layer} on ({len(far)} of {len(self.layers)} layers)"
+        moved = f"means moved by {far[0].offset:.2f} standard deviations"
+        return f"{where}: activations {times(far[0].width)} in the reference, {moved} {p}"
 
 
 def times(width: float) -> str:
@@ -374,12 +371,9 @@ class Watch:
         moved, home = (torch.split(part, widths) for part in (z[0] - location, location))  # means, log variances, ...
         of_layer = torch.split(null.metric.standardize(z)[0], [2 * C for C in self.channels.values()])
         offsets = [(mean.square() / log_var.exp()).mean() for mean, log_var in zip(moved[::2], home[1::2], strict=True)]
-        columns = (
-            torch.stack([part.square().mean() for part in of_layer]),
-            null.layers(z, self.channels)[0],
-            torch.stack([log_var.median() for log_var in moved[1::2]]).mul(0.5).exp(),
-            torch.stack(offsets).sqrt(),
-        )
+        distances = torch.stack([part.square().mean() for part in of_layer])
+        wider = torch.stack([log_var.median() for log_var in moved[1::2]]).mul(0.5).exp()
+        columns = distances, null.layers(z, self.channels)[0], wider, torch.stack(offsets).sqrt()
         rows = zip(self.channels, *(column.tolist() for column in columns), strict=True)
         return tuple(LayerReading(*row) for row in rows)
 

@@ -48,10 +48,7 @@ def write_page(
         train: the data of the fit; with it the page holds `bayes.check(train)`: warnings, and each layer's share.
         constant_std: of the twin, as tuned on validation data; without it, tuned on the data shown.
         ignore_index: a label to leave out, such as the void class of a segmentation.
-        title: heading of the page.
-        units: of the target.
-        names: one name a column of x.
-        classes: one name a class.
+        title, units, names, classes: heading of the page, units of the target, one name a column of x, one a class.
         groups: one name an input: the page then counts the coverage of each group by itself.
         seed: of the training examples that the checks take.
     """

@@ -87,11 +87,8 @@ def map_examples(
         chosen = [int(card["row"][0]) for card in cards]
         pred = bayes.predict(x[chosen])
         for i, card, label, entropy in zip(chosen, cards, pred.label.cpu(), pred.entropy.double().cpu(), strict=True):
-            maps = {
-                "truth": label_colors(truth[i].reshape(label.shape).cpu().numpy()),
-                "answer": label_colors(label.numpy()),
-                "entropy": heat(entropy.numpy(), top),
-            }
+            true = label_colors(truth[i].reshape(label.shape).cpu().numpy())
+            maps = {"truth": true, "answer": label_colors(label.numpy()), "entropy": heat(entropy.numpy(), top)}
             card["tiles"][0]["name"] = "input"
             card["tiles"] += [tile(pixels, name, f"{name} of input {i}") for name, pixels in maps.items()]
     present = {k: classes[k] for k in np.union1d(votes.truth, votes.label).tolist()}

@@ -43,8 +43,7 @@ def write_watch_page(
         y: their targets or labels, where known: before and after adaptation are then scored.
         rows: what `Watch.read` gave for them; read here where not given, as a new stream.
         bayes, adapted: an MCBN and what its `adapt` returned, or was loaded: shown before and after, on x.
-        names: one name a column of x.
-        title: heading of the page.
+        names, title: as for `mcbn.page.write_page`.
 
     >>> watch = bayes.watch(x, batch_size=4, false_alarms=0.1)
     >>> write_watch_page(folder / "watch.html", watch, x).name

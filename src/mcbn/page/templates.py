@@ -26,9 +26,8 @@ def render(template: str, *, package: str = "mcbn.page", scripts: Sequence[str] 
 def environment(package: str = "mcbn.page") -> Environment:
     """Make the environment for the templates of a package and of this one."""
     loader = ChoiceLoader([PackageLoader(name, "assets") for name in (package, "mcbn.page")])
-    templates = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    spacing = {"trim_blocks": True, "lstrip_blocks": True}
+    templates = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **spacing)  # type: ignore[arg-type]
     templates.filters |= {"number": number, "percent": percent}
     templates.filters["each"] = lambda words, *columns: [words.format(*each) for each in zip(*columns, strict=True)]
     templates.filters["asset"] = lambda name: loader.get_source(templates, name)[0]

@@ -235,8 +235,7 @@ def predict(
 
     Args:
         inputs: a csv or parquet file, an image, a folder of either kind, or a list of such.
-        bayes: a fitted MCBN.
-        out: folder of the results; empty, or with `resume`.
+        bayes, out: a fitted MCBN, and the folder of the results; empty, or with `resume`.
         resume: go on with a job that was interrupted; finished parts are kept, unless their input has another size or
             time of change now.
         overwrite: replace an old job in that folder.

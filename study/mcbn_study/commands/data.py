@@ -7,7 +7,7 @@ import typer
 
 from mcbn.cli.session import command
 from mcbn.data import NAMES, describe, load
-from mcbn.data.regression import locate
+from mcbn.data.regression import Dataset, find_local
 from mcbn.errors import MCBNError
 from mcbn.files import cache_folder, local_folder
 from mcbn_study.data import archives
@@ -61,3 +61,11 @@ def _list_sets() -> str:
         dataset = describe(name)
         lines.append(f"{name:<10}{f'{dataset.n:,}x{dataset.q}':>9}  {locate(dataset) or 'missing'}")
     return "\n".join([*lines, "", "`mcbn data NAME` gets a missing set and checks its files."])
+
+
+def locate(dataset: Dataset) -> str | None:
+    """Say where the values of a set are: with the package, or in which file; None where they must be downloaded."""
+    if dataset.embedded:
+        return "with the package"
+    places = (find_local(dataset), cache_folder() / dataset.file)
+    return next((str(path) for path in places if path is not None and path.is_file()), None)

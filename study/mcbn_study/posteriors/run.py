@@ -12,9 +12,9 @@ from typing import Any
 
 from mcbn.data import NAMES, load, split
 from mcbn.errors import MCBNError
-from mcbn.progress import tracked
 from mcbn_study.journal import CellJournal, Record
 from mcbn_study.posteriors.measure import FAMILIES, FamilyScores, Networks, choose_batch_size, measure
+from mcbn_study.progress import tracked
 from mcbn_study.regression.profile import Profile
 from mcbn_study.regression.run import check_request, save_predictions
 from mcbn_study.regression.train import load_networks

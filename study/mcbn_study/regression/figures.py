@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from mcbn import plots
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
-from mcbn.progress import tracked
 from mcbn_study.png import save_figure
+from mcbn_study.progress import tracked
 from mcbn_study.tables import MISSING, read_words
 
 Vector = NDArray[np.float64]

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
 from mcbn.page.templates import render, save
-from mcbn.progress import tracked
 from mcbn_study import journal
 from mcbn_study.journal import Provenance, trace
+from mcbn_study.progress import tracked
 from mcbn_study.regression.figures import METHODS, first_split
 from mcbn_study.regression.report import RegressionReport
 from mcbn_study.regression.report import read as read_regression

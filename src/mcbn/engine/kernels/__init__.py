@@ -1,13 +1,10 @@
 """CUDA kernels, imported on a GPU alone: compiled by PyTorch for their sizes when they are first needed, and kept.
 
-narrow.cu: narrow convolutions of many draws, with batch norm, shortcut and rectifier. cuDNN's float32 convolutions of
-16 channels take five times what moving their values takes, and batch norm that differs from draw to draw is two passes
-over memory more. Products are TF32, as PyTorch's convolutions are by default.
-halved.cu: the largest of 2 x 2 pixels. PyTorch's pooling also writes where each was, which takes longer than the rest.
-scaled.cu: batch norm of every draw, shortcut and rectifier behind any other convolution, in half precision too, where
-PyTorch goes six times over memory.
-probabilities.cu: class probabilities of many places, the pixels of a segmentation say: moments and divergences,
-which are a dozen passes over memory as operations of their own. benchmarks/README.md has times.
+narrow.cu: narrow convolutions of many draws, with batch norm, shortcut and rectifier; in TF32, as PyTorch's are.
+halved.cu: the largest of 2 x 2 pixels, without where each was.
+scaled.cu: batch norm of every draw, shortcut and rectifier behind any other convolution, in half precision too.
+probabilities.cu: moments and divergences of class probabilities of many places, the pixels of a segmentation say.
+Why they pay stands in each of them; benchmarks/README.md has times.
 """
 
 import os
@@ -71,10 +68,8 @@ def launch(
         kernel((grid[0], 1, 1), (grid[1], 1, 1), [*tensors, *numbers], shared)
 
 
-@cache
-def _compiled(
-    name: str, flags: tuple[str, ...], device: int, package: str = __name__, shared: int = 0
-) -> Any:  # pragma: no cover
+@cache  # pragma: no cover
+def _compiled(name: str, flags: tuple[str, ...], device: int, package: str = __name__, shared: int = 0) -> Any:
     """Load a kernel onto a GPU."""
     with torch.cuda.device(device):
         return private_torch.load_kernel(_binary(name, flags, device, package).result(), name, shared)
@@ -225,21 +220,13 @@ def aligned(values: Tensor, layout: torch.memory_format = torch.contiguous_forma
 @narrow.register_vmap
 def _(info: Any, axes: Sequence[int | None], *operands: Any) -> tuple[Tensor, int]:
     """Run the draws of `torch.vmap` as one batch: image n of draw t is image t N + n."""
-    t = info.batch_size
-
-    def stacked(position: int) -> Tensor:
-        axis = axes[position]
-        value: Tensor = operands[position]
-        return value.expand(t, *value.shape) if axis is None else value.movedim(axis, 0)
-
-    together = list(operands)
-    for position in SCALES:
-        together[position] = stacked(position)  # (t, D)
-    for position in IMAGES:
-        if together[position] is not None:
-            together[position] = stacked(position).flatten(0, 1)  # (t N, C, H, W)
-    out = narrow(*together)
-    return out.unflatten(0, (t, -1)), 0  # (t, N, D, H', W')
+    t, together = info.batch_size, list(operands)
+    for position in (*IMAGES, *SCALES):
+        value, axis = operands[position], axes[position]
+        if value is not None:
+            stacked = value.expand(t, *value.shape) if axis is None else value.movedim(axis, 0)
+            together[position] = stacked.flatten(0, 1) if position in IMAGES else stacked  # (t N, C, H, W); (t, D)
+    return narrow(*together).unflatten(0, (t, -1)), 0  # (t, N, D, H', W')
 
 
 def suits_scaled(shape: Sequence[int], dtype: torch.dtype | None) -> bool:
@@ -269,13 +256,11 @@ def scaled(x: Tensor, scale: Tensor, shift: Tensor, shortcut: Tensor | None, slo
 @scaled.register_vmap
 def _(info: Any, axes: Sequence[int | None], *operands: Any) -> tuple[Tensor, int]:
     """Run the draws of `torch.vmap` as one batch; what they share is not repeated."""
-    x, scale, shift, shortcut = (
-        v if axis is None else v.movedim(axis, 0) for v, axis in zip(operands[:4], axes, strict=False)
-    )
+    t, pairs = info.batch_size, zip(operands[:4], axes, strict=False)
+    x, scale, shift, shortcut = (v if axis is None else v.movedim(axis, 0) for v, axis in pairs)
     x, shortcut = (v if axis is None else v.flatten(0, 1) for v, axis in ((x, axes[0]), (shortcut, axes[3])))
-    scale, shift = (v.expand(info.batch_size, v.shape[-1]) for v in (scale, shift))  # fails for draws of draws
-    out = scaled(x, scale, shift, shortcut, *operands[4:])
-    return out.unflatten(0, (info.batch_size, -1)), 0
+    scale, shift = (v.expand(t, v.shape[-1]) for v in (scale, shift))  # fails for draws of draws
+    return scaled(x, scale, shift, shortcut, *operands[4:]).unflatten(0, (t, -1)), 0
 
 
 def suits_halved(shape: Sequence[int], size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: Any) -> bool:
@@ -298,9 +283,8 @@ def halved(x: Tensor) -> Tensor:
 @halved.register_vmap
 def _(info: Any, axes: Sequence[int | None], x: Tensor) -> tuple[Tensor, int]:
     """Run the draws of `torch.vmap` as one batch."""
-    together = x.movedim(axes[0] or 0, 0)  # (t, N, C, H, W)
-    out = halved(together.flatten(0, 1))
-    return out.unflatten(0, (info.batch_size, -1)), 0
+    together = x.movedim(axes[0] or 0, 0).flatten(0, 1)  # (t N, C, H, W)
+    return halved(together).unflatten(0, (info.batch_size, -1)), 0
 
 
 class Sums(NamedTuple):
@@ -320,11 +304,10 @@ def suits_probabilities(logits: Tensor, tau: Tensor) -> bool:
     many = logits[0].numel() >= K * constants.PROBABILITIES_LEAST_PLACES and logits.numel() < 2**31
     if K > constants.PROBABILITIES_MOST_CLASSES or not many or tau.ndim or tau.is_cuda:
         return False
-    try:
+    with suppress(Exception):  # PyTorch's compiler is not a public part of it, and may refuse
         _compiled("probabilities", options({"CLASSES": K}), logits.device.index)
-    except Exception:  # PyTorch's compiler is not a public part of it, and may refuse
-        return False
-    return True
+        return True
+    return False
 
 
 def add_probabilities(logits: Tensor, tau: Tensor, sums: Sums | None, least: float) -> Sums:

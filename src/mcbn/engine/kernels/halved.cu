@@ -1,4 +1,5 @@
 // The CUDA kernel of `halved`: the largest of 2 x 2 pixels, over channels-last images.
+// PyTorch's pooling also writes where each was, which takes longer than the rest.
 //
 // A thread takes 4 channels of one pixel of the result. Constants given at compilation: CHANNELS, WIDTH (of x).
 

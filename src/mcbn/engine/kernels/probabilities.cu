@@ -1,5 +1,6 @@
 // The CUDA kernel of `probabilities`: softmax of every draw's logits; its moments about the first draw, and
 // sums of divergences from it, q [(1 + r) log(1 + r) - r] with r = (p - q) / q and q the first draw, at least `least`.
+// As operations of their own they are a dozen passes over memory.
 //
 // A thread takes one place, a pixel of an image: all classes of all draws.
 // Constants given at compilation: CLASSES.
