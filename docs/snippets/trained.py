@@ -105,9 +105,6 @@ def centres() -> tuple[nn.Module, DataLoader, Tensor, Tensor]:
         *(nn.Conv2d(1, 16, 5, stride=2), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(1600, 32)),
         *(nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3)),
     )
-
-    def loss(output: dict[str, Tensor], centre: Tensor) -> Tensor:
-        return (output["centre"] - centre).square().mean()
-
-    loader = train(net, TensorDataset(images[:300], corners[:300] + 4.0), loss, epochs=15)
+    rows = TensorDataset(images[:300], corners[:300] + 4.0)
+    loader = train(net, rows, lambda output, centre: (output["centre"] - centre).square().mean(), epochs=15)
     return net, loader, images[300:], corners[300:] + 4.0
