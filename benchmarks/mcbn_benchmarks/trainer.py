@@ -65,8 +65,7 @@ def one_at_a_time(facts: Dataset, batch_size: int, device: str, seconds: float) 
     x, y = data.x.float().to(device), data.y.float().to(device)
     network = RegressionMLP(facts.q, (facts.hidden_units,) * 2, seed=0).to(device)
     train_regression(network, x[: 2 * batch_size], y[: 2 * batch_size], batch_size=batch_size, epochs=5)
-    epoch = partial(train_regression, network, x, y, batch_size=batch_size, epochs=1)
-    return _repeat(epoch, min(seconds, 2.0)) / 100
+    return _repeat(partial(train_regression, network, x, y, batch_size=batch_size, epochs=1), min(seconds, 2.0)) / 100
 
 
 def evaluation(trainer: Trainer) -> float:

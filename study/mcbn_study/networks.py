@@ -219,21 +219,19 @@ class Bottleneck(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (N, C, H, W) to (N, 4 width, H / stride, W / stride)."""
-        y = self.three(F.relu(self.two(F.relu(self.one(x)))))
-        return F.relu(y + self.shortcut(x))
+        return F.relu(self.three(F.relu(self.two(F.relu(self.one(x))))) + self.shortcut(x))
+
+
+class _Pool(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
 
 
 def cifar_resnet(units: int) -> nn.Module:
     """Build ResNet of depth 6 n + 2 for 32x32 images, 10 classes, n blocks a stage (He et al. 2016, section 4.2)."""
     widths = [16] * (units + 1) + [32] * units + [64] * units
     blocks = [Basic(a, b, 1 + (b > a)) for a, b in pairwise(widths)]
-    return nn.Sequential(
-        _normalised(3, 16, 3),
-        nn.ReLU(),
-        *blocks,
-        nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
-        nn.Linear(64, 10),
-    )
+    return nn.Sequential(_normalised(3, 16, 3), nn.ReLU(), *blocks, _Pool(), nn.Linear(64, 10))
 
 
 def resnet50() -> nn.Module:
@@ -241,7 +239,7 @@ def resnet50() -> nn.Module:
     widths = [64] * 3 + [128] * 4 + [256] * 6 + [512] * 3
     blocks = [Bottleneck(64, 64, 1), *(Bottleneck(4 * a, b, 1 + (b > a)) for a, b in pairwise(widths))]
     stem = [_normalised(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
-    return nn.Sequential(*stem, *blocks, nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()), nn.Linear(2048, 1000))
+    return nn.Sequential(*stem, *blocks, _Pool(), nn.Linear(2048, 1000))
 
 
 class InvertedResidual(nn.Module):

@@ -195,8 +195,7 @@ class StatisticsModel(BatchNormMode):
         rows = call.x.shape[0]
         if rows < 2:
             return call.unchanged()  # instance norm and weight standardisation: no batch is seen
-        dtype = statistics_dtype(call.x)
-        x = call.x.to(dtype)
+        x = call.x.to(statistics_dtype(call.x))
         # rows beyond one an example (frames, crops) count as independent examples
         self.moments[call.name] = activation_moments(x, self.batch_size * rows / self.n_examples)
         mean, variance = self.moments[call.name].mean, x.var([a for a in range(x.ndim) if a != 1], correction=0)

@@ -70,8 +70,7 @@ def cifar(weights: Path, out: Path, *, n_test: int = 1000, **draws: int) -> Path
         costs: Row = {}
         if family != "plain":  # the one pass of "diagonal" covers as many images as the T batches hold
             seen = Subset(train, range(fit["n_samples"] * fit["batch_size"])) if family == "diagonal" else train
-            posterior = "sample" if family == "linear" else family
-            _, seconds = timed(bayes.fit, seen, posterior=posterior, **fit)
+            _, seconds = timed(bayes.fit, seen, posterior="sample" if family == "linear" else family, **fit)
             costs = {"fit_seconds": seconds, "bytes": saved_bytes(bayes)}
         scores = predict_and_score(own.get(family, lambda images: bayes.predict(images).probs), x, y)
         kept = {name: scores[name] for name in ("pll", "pll_error", "accuracy", "ece")}

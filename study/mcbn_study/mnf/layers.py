@@ -141,8 +141,7 @@ class MNFLinear(nn.Module):
         end, log_det = follow(self.r, z, masks)  # (S, 1, I), (S, 1)
         log_precision = a * self.b_log_precision
         square = log_precision.exp() * (end - a * self.b_mean).square()
-        total: Tensor = 0.5 * (log_precision - square - math.log(2 * math.pi)).sum((1, 2)) + log_det[:, 0]
-        return total
+        return 0.5 * (log_precision - square - math.log(2 * math.pi)).sum((1, 2)) + log_det[:, 0]
 
     def draw(self, noise: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Draw T weights (S, T, I, O) and biases (S, T, 1, O), each for all inputs alike, by noise (S, T, ...)."""
