@@ -239,7 +239,7 @@ def test_missing_packages_networks_and_folders_are_named(monkeypatch, tmp_path, 
         foreign.run(tmp_path, networks=["vgg"], weights=tmp_path, n_test=1, n_samples=1, device="cpu")
     monkeypatch.delenv("MCBN_DATA_DIR")
     with pytest.raises(mcbn.MCBNError, match="set MCBN_DATA_DIR"):
-        foreign.data_folder()
+        foreign.photographs("val", 1)
 
 
 def cells_that_stand_in(n_mono, n_poly):

@@ -1,11 +1,11 @@
 """`python -m mcbn_benchmarks COMMAND`."""
 
-from mcbn_benchmarks import fresh, gpu, pages, ray, sweep
+from mcbn_benchmarks import fresh, gpu, pages, ray, sweep, trainer
 from mcbn_benchmarks.commands import app, command
 
 for lines in (pages.pages, gpu.chunks, gpu.narrow, pages.costs):
     command(lines)
-for records in (fresh.first, fresh.memory, ray.ray, sweep.sweep):
+for records in (fresh.first, fresh.memory, ray.ray, sweep.sweep, trainer.trainer):
     command(records, kept=True)
 
 if __name__ == "__main__":

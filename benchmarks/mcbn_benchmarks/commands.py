@@ -97,22 +97,6 @@ def zoo(
 
 
 @partial(command, kept=True)
-def trainer(
-    device: Device = "cpu",
-    seconds: Annotated[float, typer.Option(help="time to spend on each measurement")] = 3.0,
-    share: Annotated[float, typer.Option(help="share of the paper's networks to train at once")] = 1.0,
-    only: Only = "",
-    fused: Annotated[bool, typer.Option("--fused", help="take many steps in one CUDA kernel")] = False,
-) -> Iterable[object]:
-    """Time the study's batched trainer against training one network at a time."""
-    from mcbn_benchmarks.trainer import measure
-    from mcbn_study.machine import one_thread
-
-    with one_thread(device):
-        yield from measure(device, only, seconds, share, fused=fused)
-
-
-@partial(command, kept=True)
 def estimator(rows: int = 100_000, columns: int = 10, epochs: int | None = None) -> Iterable[object]:
     """Time fit and predict of the scikit-learn regressor, by its default parameters, in CPU and wall seconds."""
     import numpy as np

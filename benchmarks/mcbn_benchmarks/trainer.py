@@ -6,14 +6,16 @@ Rows are random numbers of each data set's size, so no data is needed. Seconds p
 from collections.abc import Callable, Iterator
 from functools import partial
 from statistics import fmean
-from typing import cast
+from typing import Annotated, cast
 
 import torch
+import typer
 
 from mcbn.data import Dataset, Regression, describe
 from mcbn.networks import RegressionMLP, train_regression
+from mcbn_benchmarks.commands import Device, Only
 from mcbn_study.journal import Record
-from mcbn_study.machine import timed
+from mcbn_study.machine import one_thread, timed
 from mcbn_study.regression.measure import Evaluator
 from mcbn_study.regression.problem import Part, make_problem
 from mcbn_study.regression.stack import Family, Networks, take
@@ -25,27 +27,36 @@ TARGET = 50  # times faster per network on a GPU than one network at a time
 CELLS = "boston-bn-32 kin8nm-bn-32 kin8nm-bn-256 protein-bn-32 protein-bn-1024 boston-dropout-32 protein-dropout-32"
 
 
-def measure(device: str, only: str, seconds: float, share: float, *, fused: bool) -> Iterator[Record]:
-    """Yield one record a cell whose name holds `only`; `share` of the paper's networks train at once."""
-    for cell in (cell for cell in CELLS.split() if only in cell):
-        dataset, family, M = cell.split("-")
-        single = one_at_a_time(describe(dataset), int(M), device, seconds)
-        trainer = _trainer(describe(dataset), cast(Family, family), int(M), device, share, fused)
-        trainer.advance(2)  # past the capture of graphs
-        steps, networks = int(trainer.problem.train.n[0]) // trainer.networks.batch_size, len(trainer.networks.stream)
-        step = _repeat(partial(trainer.advance, 1), seconds) / steps  # of all networks
-        yield {
-            "case": cell,
-            "networks": networks,
-            "milliseconds_a_step": 1e3 * step,
-            "microseconds_a_network_step": 1e6 * step / networks,
-            "microseconds_one_at_a_time": 1e6 * single,
-            "speed_up": single / (step / networks),
-            "target": TARGET,
-            "seconds_an_evaluation_500": evaluation(trainer),
-            "peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else None,
-            "fused": fused,
-        }
+def trainer(
+    device: Device = "cpu",
+    seconds: Annotated[float, typer.Option(help="time to spend on each measurement")] = 3.0,
+    share: Annotated[float, typer.Option(help="share of the paper's networks to train at once")] = 1.0,
+    only: Only = "",
+    fused: Annotated[bool, typer.Option("--fused", help="take many steps in one CUDA kernel")] = False,
+) -> Iterator[Record]:
+    """Time the study's batched trainer against training one network at a time."""
+    with one_thread(device):
+        for cell in (cell for cell in CELLS.split() if only in cell):
+            yield {"case": cell, **measure(cell, device, seconds, share, fused=fused), "target": TARGET, "fused": fused}
+
+
+def measure(cell: str, device: str, seconds: float, share: float, *, fused: bool) -> Record:
+    """Time a cell with this share of the paper's networks trained at once."""
+    dataset, family, M = cell.split("-")
+    single = one_at_a_time(describe(dataset), int(M), device, seconds)
+    trainer = _trainer(describe(dataset), cast(Family, family), int(M), device, share, fused)
+    trainer.advance(2)  # past the capture of graphs
+    steps, networks = int(trainer.problem.train.n[0]) // trainer.networks.batch_size, len(trainer.networks.stream)
+    step = _repeat(partial(trainer.advance, 1), seconds) / steps  # of all networks
+    return {
+        "networks": networks,
+        "milliseconds_a_step": 1e3 * step,
+        "microseconds_a_network_step": 1e6 * step / networks,
+        "microseconds_one_at_a_time": 1e6 * single,
+        "speed_up": single / (step / networks),
+        "seconds_an_evaluation_500": evaluation(trainer),
+        "peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else None,
+    }
 
 
 def one_at_a_time(facts: Dataset, batch_size: int, device: str, seconds: float) -> float:
@@ -54,8 +65,7 @@ def one_at_a_time(facts: Dataset, batch_size: int, device: str, seconds: float) 
     x, y = data.x.float().to(device), data.y.float().to(device)
     network = RegressionMLP(facts.q, (facts.hidden_units,) * 2, seed=0).to(device)
     train_regression(network, x[: 2 * batch_size], y[: 2 * batch_size], batch_size=batch_size, epochs=5)
-    epoch = partial(train_regression, network, x, y, batch_size=batch_size, epochs=1)
-    return _repeat(epoch, min(seconds, 2.0)) / 100
+    return _repeat(partial(train_regression, network, x, y, batch_size=batch_size, epochs=1), min(seconds, 2.0)) / 100
 
 
 def evaluation(trainer: Trainer) -> float:

@@ -209,10 +209,8 @@ def _inside(value: Any) -> list[Any] | None:
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, bytearray | array | memoryview):
         return [value.tobytes().hex() if isinstance(value, array | memoryview) else value.hex()]
-    if hasattr(type(value), "to_numpy"):  # a table
-        value = np.asarray(value.to_numpy())
-    if isinstance(value, np.ndarray):
-        return [*value.flat[: MANY + 1].tolist()]
+    if hasattr(type(value), "__array__") and not isinstance(value, Tensor):  # an array or a table
+        return [*np.asarray(value).flat[: MANY + 1].tolist()]
     is_own = isinstance(value, FunctionType) or type(value).__module__ in SPACES or not is_library(type(value))  # type: ignore[arg-type]
     if isinstance(value, Tensor | nn.Module | type) or not is_own:
         return None

@@ -219,8 +219,7 @@ class Bottleneck(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (N, C, H, W) to (N, 4 width, H / stride, W / stride)."""
-        y = self.three(F.relu(self.two(F.relu(self.one(x)))))
-        return F.relu(y + self.shortcut(x))
+        return F.relu(self.three(F.relu(self.two(F.relu(self.one(x))))) + self.shortcut(x))
 
 
 class _Pool(nn.Module):

@@ -20,25 +20,20 @@ from mcbn_study.regression.problem import Problem
 from mcbn_study.regression.profile import Configuration, Profile
 from mcbn_study.regression.run import by_split, check_request, final_problem, outputs, score_runs, train_chosen
 from mcbn_study.regression.search import Choice, Search, cross_validate, fold_problem, grid_networks, winners
-from mcbn_study.study import Study, Task, run_study
+from mcbn_study.study import Names, Study, Task, run_study
 
 STUDY = "sensitivity"
 # The largest batch size each table prints; Concrete's 1024 exceeds its 824 training rows and means all of them.
 LARGEST_PRINTED = {"boston": 256, "energy": 512, "yacht": 128}
 
 
-def run(
-    profile: Profile, out: str | Path, *, regression: str | Path, datasets: Sequence[str] = (), **how: Any
-) -> CellJournal:
+def run(profile: Profile, out: Path, *, regression: Path, datasets: Names = (), **how: Any) -> CellJournal:
     """Run the study; `regression` is the folder whose choice of lambda is kept; how: of `Study`."""
     datasets = tuple(datasets) or profile.datasets
     check_request(datasets, ("mcbn",), **how)
-    decays = {name: chosen_decays(Path(regression), profile, name) for name in datasets}
-    tasks = [
-        Task(f"{name}-sensitivity-{M}", name, measure, {"M": M, "decays": decays[name]})
-        for name in datasets
-        for M in batch_sizes(profile, name)
-    ]
+    decays = {name: chosen_decays(regression, profile, name) for name in datasets}
+    sizes = [(name, M) for name in datasets for M in batch_sizes(profile, name)]
+    tasks = [Task(f"{name}-sensitivity-{M}", name, measure, {"M": M, "decays": decays[name]}) for name, M in sizes]
     return run_study(STUDY, profile, out, lambda _: tasks, datasets, **how)
 
 

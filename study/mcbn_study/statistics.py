@@ -4,6 +4,8 @@ Trains the paper's network on Yacht for each batch size, stops at some epochs, d
 statistics of every unit of both layers. Three tests, the share of units with p > 0.05 in each (0.95 if the law is
 exact): Kolmogorov-Smirnov against Eq. (6) as printed; against Eq. (6) for batches drawn without replacement, standard
 deviations times sqrt((N - M) / (N - 1)); and Lilliefors' for a Gaussian of any moments.
+
+Its footnote, are they uncorrelated and jointly Gaussian?, is asked of the regression networks: `correlations`.
 """
 
 import copy
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from scipy import stats  # type: ignore[import-untyped]
 from torch import Tensor
 
 from mcbn import MCBN, data, plots
@@ -22,6 +25,7 @@ from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn_study.journal import RECORDS, Journal, latest, read
 from mcbn_study.png import save_figure
 from mcbn_study.progress import tracked
+from mcbn_study.regression.train import load_networks
 from mcbn_study.tables import write_tables
 from mcbn_study.theory import LiveNetwork, StatisticsModel, kolmogorov_smirnov, lilliefors
 
@@ -33,6 +37,8 @@ STATISTICS = {"mean": "batch mean", "std": "batch standard deviation"}
 SPLIT, DECAY, SEED = 1, 1e-4, 0
 UNIT = 0  # the unit drawn in the figures, the first of each layer; the table counts all
 KEYS = ("dataset", "layer", "statistic", "batch_size", "epoch")
+CORRELATED: dict[str, Any] = {"n_samples": 500, "seed": 0}
+SHOWN = ("pair", "pair_beyond_chance", "units", "units_beyond_chance", "jointly_gaussian")
 Curve = tuple[Tensor, float, float]  # the drawn values (T,) of one unit, mean and std of its Gaussian by Eq. (6)
 Curves = dict[tuple[str, str, int, int], Curve]  # by layer, statistic, M, epoch
 
@@ -131,3 +137,38 @@ def figures(curves: Curves, dataset: str) -> "dict[str, plots.Figure]":
         figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False)
         drawn[f"{statistic}-{name.replace(' ', '')}.png"] = figure
     return drawn
+
+
+def correlations(out: Path, *, regression: Path = Path("results/regression")) -> None:
+    """Draw batches for the first network of every data set, at the M it was trained with; write records and table."""
+    for path in sorted((regression / "networks").glob("*[!s].safetensors")):  # no networks of folds
+        network, info = load_networks(path)[0]
+        x, M = data.load(info["dataset"]).x[info["train"]].float(), info["config"]["batch_size"]
+        drawn = MCBN(network, "regression").fit(x, batch_size=M, **CORRELATED).posterior
+        about = {"dataset": info["dataset"], "batch_size": M, "n": len(x)}
+        rows = [{"layer": name, **correlate(drawn.mean[name], drawn.var[name].sqrt())} for name in drawn.layers]
+        Journal(out, CORRELATED).add(about | row for row in rows)
+    report_correlations(out)
+
+
+def correlate(mean: Tensor, std: Tensor) -> dict[str, Any]:
+    """Correlate batch means and standard deviations (T, C): of one unit, of two units; test each unit's pair.
+
+    A pair is jointly Gaussian if its squared Mahalanobis distance is chi^2 with 2 degrees of freedom: 1 - exp(-d^2 / 2)
+    is uniform. Median |r|, and shares beyond chance at the 5 % level, over units that vary.
+    """
+    live = (mean.std(0) > 0) & (std.std(0) > 0)
+    a, b = ((v[:, live] - v[:, live].mean(0)) / v[:, live].std(0) for v in (mean.double(), std.double()))  # (T, C)
+    pair, between = (a * b).sum(0) / (len(a) - 1), torch.corrcoef(a.T)[*torch.triu_indices(a.shape[1], a.shape[1], 1)]
+    distance = (a.square() - 2 * pair * a * b + b.square()) / (1 - pair.square())
+    passed = [stats.kstest(1 - torch.exp(-d / 2), "uniform").pvalue > 0.05 for d in distance.T]
+    numbers = {"jointly_gaussian": sum(passed) / len(passed)}
+    for name, r in (("pair", pair.abs()), ("units", between.abs())):
+        numbers |= {name: float(r.median()), f"{name}_beyond_chance": float((r > 1.96 / len(a) ** 0.5).double().mean())}
+    return {name: round(value, 4) for name, value in numbers.items()} | {"constant": int((~live).sum())}
+
+
+def report_correlations(out: Path) -> None:
+    """Write the table of the last run of each network, from records alone."""
+    records = latest(read(out / RECORDS), ("dataset", "layer", "batch_size"))
+    write_tables(out, __package__, "correlations", records=records, measured=SHOWN)

@@ -12,6 +12,8 @@ from mcbn_study.machine import environment
 from mcbn_study.progress import tracked
 from mcbn_study.regression.profile import Profile
 
+Names = Sequence[str]
+
 
 class Task(NamedTuple):
     """A cell of work on one data set: what `step(study, **options)` does."""
@@ -31,18 +33,10 @@ class Study:
     dataset: str
     data: Regression
 
-    def __init__(
-        self, name: str, profile: Profile, out: str | Path, *, device: str = "cpu", fused: bool = False
-    ) -> None:
+    def __init__(self, name: str, profile: Profile, out: Path, *, device: str = "cpu", fused: bool = False) -> None:
         self.name, self.profile, self.device, self.fused = name, profile, device, fused
         self.journal = CellJournal(out, profile.settings())
         self._where = environment(device)
-
-    def do(self, task: Task, data: Regression) -> None:
-        """Take the step of a cell on its data set."""
-        study = copy(self)
-        study.dataset, study.data = task.dataset, data
-        task.step(study, **task.options)
 
     def has_runs(self, seeds: Sequence[int] = (), **fields: object) -> bool:
         """Tell whether a run with these fields is on record for every split and seed."""
@@ -59,13 +53,13 @@ class Study:
 TaskList = Callable[[Study], Sequence[Task]]  # the cells of a study that are still to do
 
 
-def run_study(
-    name: str, profile: Profile, out: str | Path, list_tasks: TaskList, datasets: Sequence[str], **how: Any
-) -> CellJournal:
+def run_study(name: str, profile: Profile, out: Path, list_tasks: TaskList, datasets: Names, **how: Any) -> CellJournal:
     """Do the cells of a study that have no file yet, one after the other; how: device and fused, of `Study`."""
     sets = {dataset: load(dataset) for dataset in datasets}
     study = Study(name, profile, out, **how)
     for task in tracked(list_tasks(study), name, "cell"):
         if study.journal.load(task.cell) is None:
-            study.do(task, sets[task.dataset])
+            at_work = copy(study)
+            at_work.dataset, at_work.data = task.dataset, sets[task.dataset]
+            task.step(at_work, **task.options)
     return study.journal

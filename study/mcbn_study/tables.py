@@ -18,17 +18,9 @@ from mcbn.files import write_text
 
 MISSING = "\N{EN DASH}"
 Words = Mapping[str, Any]  # of one table: title, label, header, note
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "<": "$<$",
-    ">": "$>$",
-    "|": "$|$",
-    MISSING: "--",
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-}
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+_LATEX |= {sign: f"${sign}$" for sign in "<>|"} | {MISSING: "--"}
+_LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
 
 
 @dataclass(frozen=True)

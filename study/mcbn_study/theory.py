@@ -146,12 +146,8 @@ def implied_prior(model: nn.Module, weight_decay: float, n: int, tau: float) -> 
     for fully connected layers without scale and shift, with independent inputs of variance 1, as N and M grow.
     Differs: section 3.3 prints that variance as a standard deviation.
 
-    Args:
-        model: the network whose batch norm layers get the prior.
-        weight_decay: as an optimiser takes it, gradient weight_decay * W, so lambda = weight_decay / 2. 0 gives a flat
-            prior.
-        n: N, the training examples.
-        tau: noise precision; 1 for classification.
+    weight_decay: as an optimiser takes it, gradient weight_decay * W, so lambda = weight_decay / 2; 0: a flat prior.
+    n: N, the training examples; tau: noise precision, 1 for classification.
     """
     layers.candidates(unwrap(model))  # refuses a network without any
     for name, value in (("n", n), ("tau", tau)):
@@ -199,8 +195,7 @@ class StatisticsModel(BatchNormMode):
         rows = call.x.shape[0]
         if rows < 2:
             return call.unchanged()  # instance norm and weight standardisation: no batch is seen
-        dtype = statistics_dtype(call.x)
-        x = call.x.to(dtype)
+        x = call.x.to(statistics_dtype(call.x))
         # rows beyond one an example (frames, crops) count as independent examples
         self.moments[call.name] = activation_moments(x, self.batch_size * rows / self.n_examples)
         mean, variance = self.moments[call.name].mean, x.var([a for a in range(x.ndim) if a != 1], correction=0)
@@ -219,11 +214,8 @@ def kl_regularizer(model: nn.Module, prior: Prior, batch: Any, *, batch_size: in
     The network is read, not run: running statistics, modes and hooks stay; dropout is off in this pass. A statistic
     that does not vary in the batch (a dead unit) has no density and counts nothing.
 
-    Args:
-        model: any network with batch norm.
-        prior: `Prior(...)`, or `implied_prior(...)`.
-        batch: inputs for the network, at least 2 examples; more give better population moments.
-        batch_size: M of the batches whose statistics q describes; the batch's length unless given.
+    batch: inputs for the network, at least 2 examples; more give better population moments. batch_size: M of the
+    batches whose statistics q describes; the batch's length unless given.
     """
     network = LiveNetwork(model, output=lambda _: torch.empty(0))  # the output is not looked at
     return _run_and_penalize(network, prior, batch, batch_size)[1]
@@ -277,14 +269,9 @@ def objective_gap(
     are one objective if grad KL = N tau grad Omega (section 3.3): the data terms agree exactly once divided by N tau.
     docs/theory.md says what remains.
 
-    Args:
-        model: the network, read in training mode's arithmetic and not changed.
-        x, y: one batch, or the whole training set as the population; y shaped as the network's output.
-        n: N, the training examples.
-        tau: noise precision in the units of y.
-        weight_decay: as an optimiser takes it (lambda = weight_decay / 2), on all weight matrices.
-        prior: on the statistics; the one that `weight_decay` implies unless given.
-        batch_size: M; the length of x unless given.
+    x, y: one batch, or the whole training set as the population, y shaped as the network's output; n: N, the training
+    examples; tau: noise precision in the units of y; prior: the one that weight_decay, as in `implied_prior`, implies
+    unless given; batch_size: M, the length of x unless given. The network is read, not changed.
     """
     prior = prior or implied_prior(model, weight_decay, n, tau)
     network = LiveNetwork(model)

@@ -7,9 +7,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from mcbn_study import correlations
-from mcbn_study.correlations import correlate
 from mcbn_study.journal import read
+from mcbn_study.statistics import correlate, report_correlations
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -43,6 +42,6 @@ def test_units_that_are_not_gaussian_together_fail_and_constant_ones_are_left_ou
 def test_the_table_on_record_is_that_of_its_records(tmp_path: Path) -> None:
     kept = Path(__file__).parents[2] / "results" / "correlations"
     (tmp_path / "records.jsonl").write_bytes((kept / "records.jsonl").read_bytes())
-    correlations.report(tmp_path)
+    report_correlations(tmp_path)
     assert (tmp_path / "table.md").read_text() == (kept / "table.md").read_text()
     assert len({r["dataset"] for r in read(kept / "records.jsonl")}) == 8

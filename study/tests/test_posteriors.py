@@ -21,7 +21,7 @@ from mcbn_study.foreign import run as foreign
 from mcbn_study.journal import CellJournal
 from mcbn_study.journal import read as read_records
 from mcbn_study.networks import cifar_resnet
-from mcbn_study.posteriors import measure, report
+from mcbn_study.posteriors import report
 from mcbn_study.posteriors import run as posteriors
 from mcbn_study.profiles import TAU_RANGES
 from mcbn_study.regression.measure import score_gaussian, score_run, with_bounds
@@ -67,7 +67,7 @@ def test_every_family_of_every_network_has_its_record(study):
     records = read_records(study / "posteriors" / "records.jsonl")
     found = [(r["family"], r["split"], r["seed"]) for r in records]
     runs = [(s, k) for s in TINY.splits for k in TINY.seeds]
-    assert sorted(found) == sorted((family, *run) for family in measure.FAMILIES for run in runs)
+    assert sorted(found) == sorted((family, *run) for family in posteriors.FAMILIES for run in runs)
     for r in records:
         assert (r["kind"], r["study"], r["n_train"], r["n_test"]) == ("posterior", "posteriors", 405, 101)
         assert r["config_hash"] == TINY.hash
@@ -154,7 +154,7 @@ def test_predictions_are_written_for_each_split(study):
 def test_the_chosen_batch_size_has_the_least_validation_crps(study):
     data = load("boston")
     networks = load_networks(study / "regression" / "networks" / "boston_folds.safetensors")[:2]
-    batch_size, tau = measure.choose_batch_size(networks, data, 20)
+    batch_size, tau = posteriors.choose_batch_size(networks, data, 20)
     best = dict.fromkeys(noise.candidates("auto", M), math.inf)
     low, high = TAU_RANGES["boston"]
     for candidate in best:
@@ -187,10 +187,10 @@ def test_the_choice_never_sees_test_targets(study):
     networks = load_networks(study / "regression" / "networks" / "boston_folds.safetensors")[:2]
     spoiled = data.y.clone()
     spoiled[split(len(data.y), 1).test] = 1e6
-    before, after = (measure.choose_batch_size(networks, Regression(data.x, y), 20) for y in (data.y, spoiled))
+    before, after = (posteriors.choose_batch_size(networks, Regression(data.x, y), 20) for y in (data.y, spoiled))
     assert before == after
     spoiled[split(len(data.y), 1).train[:5]] = 1e6
-    assert measure.choose_batch_size(networks, Regression(data.x, spoiled), 20) != before
+    assert posteriors.choose_batch_size(networks, Regression(data.x, spoiled), 20) != before
 
 
 @pytest.mark.slow
@@ -214,8 +214,8 @@ def test_a_family_that_is_missing_is_measured_alone(study, family, tmp_path, mon
     records = read_records(path)
     path.write_text("".join(json.dumps(r) + "\n" for r in records if r["family"] != family))
     predictions = {p: p.read_bytes() for p in (folder / "regression" / "predictions").iterdir()}
-    fit = measure._fit
-    monkeypatch.setattr(measure, "_fit", lambda *given: (fits.append(given[5:]), fit(*given))[1])
+    fit = posteriors._fit
+    monkeypatch.setattr(posteriors, "_fit", lambda *given: (fits.append(given[5:]), fit(*given))[1])
     posteriors.run(TINY, folder / "posteriors", regression=folder / "regression")
     again = read_records(path)
     assert again[: -len(records) // 9] == [r for r in records if r["family"] != family]

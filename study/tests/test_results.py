@@ -19,7 +19,7 @@ WRITERS = {  # by the folder they write to: module and function, of mcbn_study w
     "alternatives": "alternatives.report:write",
     "cifar10": "cifar10.report:write",
     "comparison": "comparison:report",
-    "correlations": "correlations:report",
+    "correlations": "statistics:report_correlations",
     "coverage": "coverage.run:report",
     "estimators": "estimators:run",  # all of it is on record
     "foreign": "foreign.run:write_report",

@@ -36,18 +36,11 @@ QUERIES = 2  # inputs the fast path is compared on
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}  # relative to the largest value; single is tried first
 
 
-UNSEEN: Record = {  # what a record says of a network until it was examined; errors are relative to the largest value
-    "outcome": "skipped",  # then "exact", "inexact", "refused" (an MCBNError) or "no batch norm"
-    "reason": "",
-    "dtype": "",
-    "layers": 0,  # batch norm calls of one pass
-    "statistics_error": None,  # recorded against Algorithm 1
-    "output_error": None,  # against a training pass
-    "fast_error": None,  # as `sample` runs it against Algorithm 1
-    "way": "",  # how `sample` runs it
-    "untouched": True,
-    "seconds": 0.0,
-}
+# What a record says of a network until it was examined. Then its outcome is "exact", "inexact", "refused" (by an error
+# of mcbn) or "no batch norm"; layers: batch norm calls of one pass; way: how `sample` runs it.
+UNSEEN: Record = {"outcome": "skipped", "reason": "", "dtype": "", "layers": 0}
+UNSEEN |= dict.fromkeys(("statistics_error", "output_error", "fast_error"))
+UNSEEN |= {"way": "", "untouched": True, "seconds": 0.0}
 
 
 def run(out: Path, *, only: str = "", again: bool = False) -> None:

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -32,8 +32,7 @@ def _profile(experiment: str, title: str) -> Any:
 
 
 def _report(experiment: str, out: Path) -> Lines:
-    written: Lines = _load(f"{experiment}.report").write(out)
-    return written
+    return cast(Lines, _load(f"{experiment}.report").write(out))
 
 
 def regression(profile: str, methods: list[str], **options: Any) -> Lines:

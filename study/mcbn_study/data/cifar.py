@@ -37,11 +37,9 @@ class Images(NamedTuple):
 
 
 def cifar10(part: Literal["train", "test"], *, folder: str | os.PathLike[str] | None = None) -> Images:
-    """Load the 50,000 training or 10,000 test images; every file is compared with its md5 first.
+    """Load the 50,000 images of "train" or the 10,000 of "test"; every file is compared with its md5 first.
 
-    Arguments:
-        part: "train" or "test".
-        folder: holds `cifar-10-batches-bin`; by default $MCBN_DATA_DIR, then the cache that `mcbn data cifar10` fills.
+    folder: holds `cifar-10-batches-bin`; by default $MCBN_DATA_DIR, then the cache that `mcbn data cifar10` fills.
     """
     require_choice("part", part, ("train", "test"))
     root = require("cifar10", CIFAR10_FILES, folder) / CIFAR10_FOLDER

@@ -26,10 +26,11 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from mcbn.errors import MCBNError, require_choice
-from mcbn.files import local_folder, write_text
+from mcbn.files import write_text
 from mcbn.model import MCBN
 from mcbn_study.cifar10.train import Augmented
 from mcbn_study.data.cifar import cifar10
+from mcbn_study.data.files import places, require
 from mcbn_study.data.scenes import list_pairs, open_pair
 from mcbn_study.journal import RECORDS, Journal, latest, read
 from mcbn_study.machine import saved_bytes, timed
@@ -69,8 +70,7 @@ def cifar(weights: Path, out: Path, *, n_test: int = 1000, **draws: int) -> Path
         costs: Row = {}
         if family != "plain":  # the one pass of "diagonal" covers as many images as the T batches hold
             seen = Subset(train, range(fit["n_samples"] * fit["batch_size"])) if family == "diagonal" else train
-            posterior = "sample" if family == "linear" else family
-            _, seconds = timed(bayes.fit, seen, posterior=posterior, **fit)
+            _, seconds = timed(bayes.fit, seen, posterior="sample" if family == "linear" else family, **fit)
             costs = {"fit_seconds": seconds, "bytes": saved_bytes(bayes)}
         scores = predict_and_score(own.get(family, lambda images: bayes.predict(images).probs), x, y)
         kept = {name: scores[name] for name in ("pll", "pll_error", "accuracy", "ece")}
@@ -92,7 +92,7 @@ def run(out: Path, *, networks: Sequence[str], weights: Path, n_test: int, n_sam
 
 def score_resnet(name: str, n_test: int, n_samples: int, device: str) -> Iterator[Row]:
     """Score a ResNet of CIFAR-10 with draws of crops as in its training, of another M, and of images as they are."""
-    bayes = MCBN(load_resnet(data_folder() / "cifar10_resnet" / f"{name}.npz").to(device), "classification")
+    bayes = MCBN(load_resnet(places()[0] / "cifar10_resnet" / f"{name}.npz").to(device), "classification")
     train, test = cifar10("train").x, cifar10("test")
     x, y = normalise(test.x[:n_test]).to(device), test.y[:n_test]
     yield {"method": "plain", "warning": "", **predict_and_score(bayes.plain_mean, x, y)}
@@ -154,14 +154,6 @@ def _in_parts(predict: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, f
     return timed(lambda: torch.cat([predict(images).cpu() for images in torch.split(x, at_once)]))
 
 
-def data_folder() -> Path:
-    """Return $MCBN_DATA_DIR."""
-    folder = local_folder()
-    if folder is None:
-        raise MCBNError("set MCBN_DATA_DIR to the folder that holds cifar10_resnet/ and voc/")
-    return folder
-
-
 def framed_crops(images: Tensor) -> Augmented:
     """CIFAR images (N, 3, 32, 32), bytes, as the ResNets saw them: flipped, cropped from a black frame, normalised."""
     return Augmented(images, padding=PADDING, prepare=normalise)
@@ -184,7 +176,8 @@ def load_resnet(path: Path) -> nn.Module:
 def photographs(part: str, n: int) -> tuple[list[Image.Image], Tensor]:
     """Read photographs of VOC, each with the animal that fills most of it, 0 to 4."""
     images, labels = [], []
-    with zipfile.ZipFile(data_folder() / "voc" / f"{part}.zip") as file:
+    archive = f"voc/{part}.zip"
+    with zipfile.ZipFile(require("voc", (archive,)) / archive) as file:
         for name in np.random.default_rng(0).permutation(list_pairs(file))[:n].tolist():
             image, pixels = open_pair(file, name)
             images.append(image)

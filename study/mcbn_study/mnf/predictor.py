@@ -19,11 +19,7 @@ class MNF(Predictor):
 
     Unlike MCBN it cannot be had from a trained network: `fit(x, y)` trains. Inputs and targets are standardised
     inside, so predictions and tau are in the units of y. A draw is one network (z, W and b drawn once for all inputs),
-    by (seed, t) alone.
-
-    Args:
-        task: "regression", for which the paper compares with it.
-        hidden: units of the hidden layers; (50, 50) is what Teye et al. 2018 compare with.
+    by (seed, t) alone. hidden: units of the hidden layers; (50, 50) is what Teye et al. 2018 compare with.
     """
 
     def __init__(self, task: str = "regression", *, hidden: Sequence[int] = (50, 50)) -> None:
@@ -34,15 +30,10 @@ class MNF(Predictor):
     def fit(
         self, x: Tensor, y: Tensor, *, epochs: int = 200, batch_size: int = 100, n_samples: int = 100, seed: int = 0
     ) -> Self:
-        """Train with Adam on 1/2 MSE + KL / N; batch size and learning rate, 1e-3, are the published ones.
+        """Train on inputs x (N, Q) and targets y, (N,) or (N, D), by Adam on 1/2 MSE + KL / N.
 
-        Args:
-            x: training inputs, (N, Q).
-            y: targets, (N,) or (N, D).
-            epochs: passes over the rows.
-            batch_size: rows of a step, drawn with replacement.
-            n_samples: T where a later call names none.
-            seed: of initial weights, batches and noise; the global generators are left as they were.
+        Batch size, of rows drawn with replacement, and learning rate, 1e-3, are the published ones. n_samples: T where
+        a later call names none; seed: of initial weights, batches and noise.
         """
         for name, value in (("epochs", epochs), ("batch_size", batch_size), ("n_samples", n_samples)):
             batches.require_int(name, value, 1)

@@ -86,8 +86,7 @@ def make_problem(
 def _stack(rows: Sequence[tuple[Tensor, Tensor]], device: str | torch.device, dtype: torch.dtype) -> Rows:
     x = nn.utils.rnn.pad_sequence([x.to(dtype) for x, _ in rows], batch_first=True)  # (R, N, Q)
     y = nn.utils.rnn.pad_sequence([y.to(dtype) for _, y in rows], batch_first=True)  # (R, N)
-    n = torch.tensor([len(y) for _, y in rows])
-    return Rows(x.to(device), y.to(device), n.to(device))
+    return Rows(x.to(device), y.to(device), torch.tensor([len(y) for _, y in rows]).to(device))
 
 
 def stream_key(dataset: str, split: int, fold: int | None, seed: int) -> int:

@@ -63,8 +63,7 @@ class Profile:
     def batch_sizes_of(self, dataset: str) -> tuple[int, ...]:
         """Return the batch sizes of the grid that are not above the train+CV part, or all."""
         n = max(self.batch_sizes) if self.full_batches else len(split(describe(dataset).n, 1).train)
-        most = min(n, LARGEST_BATCH.get(dataset, n))
-        return tuple(size for size in self.batch_sizes if size <= most)
+        return tuple(size for size in self.batch_sizes if size <= min(n, LARGEST_BATCH.get(dataset, n)))
 
     def settings(self) -> dict[str, object]:
         """Return the settings as JSON has them."""

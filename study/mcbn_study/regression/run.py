@@ -28,26 +28,18 @@ from mcbn_study.regression.profile import METHODS, Profile
 from mcbn_study.regression.search import Choice, Criterion, cells, choose, fold_problem, search_cell
 from mcbn_study.regression.stack import Family, Networks, network_states
 from mcbn_study.regression.train import save_networks, train_streams
-from mcbn_study.study import Study, Task, run_study
+from mcbn_study.study import Names, Study, Task, run_study
 
 STUDY = "regression"
-Names = Sequence[str]
 Choices = Sequence[Choice]  # of each split
 Predicted = tuple[Tensor, Tensor, float, float]  # mean and epistemic variance (n,), tau, tau of constant uncertainty
 Trained = Sequence[tuple[Networks, Values]]  # networks of one stream each
 # Which networks a method tests and by which criterion they were chosen. An ensemble is of the networks of "bn".
-TESTED: dict[str, tuple[Family, Criterion]] = {
-    "mcbn": ("bn", "mc"),
-    "bn": ("bn", "plain"),
-    "mcdo": ("dropout", "mc"),
-    "do": ("dropout", "plain"),
-    "ensemble": ("bn", "plain"),
-}
+TESTED: dict[str, tuple[Family, Criterion]] = {"mcbn": ("bn", "mc"), "bn": ("bn", "plain"), "ensemble": ("bn", "plain")}
+TESTED |= {"mcdo": ("dropout", "mc"), "do": ("dropout", "plain")}
 
 
-def run(
-    profile: Profile, out: str | Path, *, datasets: Names = (), methods: Names = METHODS, **how: Any
-) -> CellJournal:
+def run(profile: Profile, out: Path, *, datasets: Names = (), methods: Names = METHODS, **how: Any) -> CellJournal:
     """Run the study for the given data sets (all of the profile's by default) and methods; how: of `Study`."""
     datasets = tuple(datasets) or profile.datasets
     check_request(datasets, methods, **how)
@@ -63,7 +55,7 @@ def check_request(datasets: Names, methods: Names, *, device: str = "cpu", **_ho
         raise MCBNError("--device cuda asked, but torch sees no GPU; run with --device cpu")
 
 
-def list_tasks(study: Study, datasets: Sequence[str], methods: Sequence[str]) -> list[Task]:
+def list_tasks(study: Study, datasets: Names, methods: Names) -> list[Task]:
     """List the cells of methods that are not on record: the search, which a family's methods share, then the test."""
     tasks: dict[str, Task] = {}
     for dataset, method in product(datasets, methods):
@@ -152,10 +144,8 @@ def by_split(study: Study, runs: Any) -> list[Any]:
 
 def final_problem(study: Study, splits: Sequence[int] = ()) -> Problem:
     """Stack train+CV and test part of all splits, once a seed; streams ordered by split, seed."""
-    parts = [
-        Part(*split(len(study.data.y), s), stream_key(study.dataset, s, None, seed))
-        for s, seed in product(splits or study.profile.splits, study.profile.seeds)
-    ]
+    runs = product(splits or study.profile.splits, study.profile.seeds)
+    parts = [Part(*split(len(study.data.y), s), stream_key(study.dataset, s, None, seed)) for s, seed in runs]
     return make_problem(study.data, parts, study.device)
 
 

@@ -80,8 +80,7 @@ def dropout_gradients(
     grads = {name: torch.empty_like(value) for name, value in values.items()}
     (w1, w2, w3), (g1, g2, g3) = matrices(values, Q), stacked.matrices(grads["weights"], (Q, H, H, 1))
     rate = rate[:, None, None]
-    masks = (uniform[stream] >= rate) * (1 / (1 - rate))  # (S, M, Q + 2H)
-    kept0, kept1, kept2 = torch.split(masks, [Q, H, H], 2)
+    kept0, kept1, kept2 = torch.split((uniform[stream] >= rate) * (1 / (1 - rate)), [Q, H, H], 2)  # (S, M, Q), ...
     a0 = x * kept0  # (S, M, Q)
     a1 = relu_(torch.bmm(a0, w1).add_(values["bias1"][:, None])).mul_(kept1)  # (S, M, H)
     a2 = relu_(torch.bmm(a1, w2).add_(values["bias2"][:, None])).mul_(kept2)

@@ -196,10 +196,6 @@ FORMULAS: dict[str, Callable[[Tensor, Any, Generator], Tensor]] = {  # of images
     "gaussian_blur": lambda x, sigma, generator: _gaussian(x, sigma),
     "defocus_blur": _defocus,
     "glass_blur": _glass,
-    "snow": _snow,
-    "fog": _fog,
-    "brightness": _brightness,
-    "saturate": _saturate,
     "contrast": lambda x, factor, generator: torch.lerp(x.mean((2, 3), keepdim=True), x, factor),
-    "elastic": _elastic,
 }
+FORMULAS |= {function.__name__[1:]: function for function in (_snow, _fog, _brightness, _saturate, _elastic)}

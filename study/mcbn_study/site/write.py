@@ -30,9 +30,7 @@ def report(results: Path = Path("results"), out: Path = Path("site")) -> Path:
     """Write the reproduction as a static site and return its way in, out/index.html.
 
     Tables of the regression study are made from its records, its figures are those that lie there. Every other folder
-    with Markdown or PNG files (cifar10, segmentation, ...) becomes a page as it is, and so do the speed tables in
-    benchmarks/results beside them. What is not there is listed as not run yet; a folder without any record is an error.
-    Nothing is trained, and no page loads anything from elsewhere.
+    with Markdown or PNG files becomes a page as it is, and so do the speed tables in benchmarks/results beside them.
     """
     reproduction = _read(results)
     if not reproduction.folders and not any(p.records for p in reproduction.provenance.values()):
