@@ -22,7 +22,7 @@ INITIAL_LOG_VAR = -9.0  # of a bias
 INITIAL_Z_LOG_VAR = math.log(0.1)
 MAX_STD = 0.5  # clips the std of weights and biases in passes (not in the KL), as the published scripts do
 JITTER = 1e-6
-STEPS, HIDDEN_Q, HIDDEN_R = 2, 50, 100  # of a flow, and the units in those of q and r: the published script's
+STEPS = 2  # of a flow, in the published script
 Streams = Sequence[torch.Generator]  # one a network
 
 
@@ -73,7 +73,9 @@ class MNFLinear(nn.Module):
     W and b (Louizos and Welling 2017). Parameters have a leading axis S.
     """
 
-    def __init__(self, n_inputs: int, n_outputs: int, *, generators: Streams) -> None:
+    def __init__(
+        self, n_inputs: int, n_outputs: int, *, generators: Streams, hidden_q: int = 50, hidden_r: int = 100
+    ) -> None:
         super().__init__()
         if min(n_inputs, n_outputs) < 1 or not generators:
             raise MCBNError(f"a layer needs inputs, outputs and a generator; got {n_inputs}, {n_outputs}, {generators}")
@@ -86,8 +88,8 @@ class MNFLinear(nn.Module):
         self.z_mean = _row(generators, n_inputs)
         self.z_log_var = _row(generators, n_inputs, mean=INITIAL_Z_LOG_VAR, scale=JITTER)
         self.c, self.b_mean, self.b_log_precision = (_row(generators, n_inputs) for _ in range(3))
-        self.q = nn.ModuleList(FlowStep(n_inputs, HIDDEN_Q, generators) for _ in range(STEPS))
-        self.r = nn.ModuleList(FlowStep(n_inputs, HIDDEN_R, generators) for _ in range(STEPS))
+        self.q = nn.ModuleList(FlowStep(n_inputs, hidden_q, generators) for _ in range(STEPS))
+        self.r = nn.ModuleList(FlowStep(n_inputs, hidden_r, generators) for _ in range(STEPS))
 
     def pass_shapes(self, batch_size: int) -> list[tuple[int, ...]]:
         """Shapes of the normal numbers that `forward` takes: z_0, masks of q and of r, c^T W, outputs."""
@@ -141,7 +143,8 @@ class MNFLinear(nn.Module):
         end, log_det = follow(self.r, z, masks)  # (S, 1, I), (S, 1)
         log_precision = a * self.b_log_precision
         square = log_precision.exp() * (end - a * self.b_mean).square()
-        return 0.5 * (log_precision - square - math.log(2 * math.pi)).sum((1, 2)) + log_det[:, 0]
+        total: Tensor = 0.5 * (log_precision - square - math.log(2 * math.pi)).sum((1, 2)) + log_det[:, 0]
+        return total
 
     def draw(self, noise: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Draw T weights (S, T, I, O) and biases (S, T, 1, O), each for all inputs alike, by noise (S, T, ...)."""
