@@ -22,8 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import mcbn
 import snippets
-from mcbn import distributed, scale
-from mcbn import ray as mcbn_ray
+from mcbn import distributed, ray as mcbn_ray, scale
 from mcbn.data import NAMES as DATA_SETS
 from snippets import BLOCK, DOCS, blocks
 

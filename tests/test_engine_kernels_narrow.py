@@ -8,10 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drawn import fit, program_of
-from mcbn.engine import constants
-from mcbn.engine import fuse as fusing
-from mcbn.engine import kernels as narrow
-from mcbn.engine import plan as plans
+from mcbn.engine import constants, fuse as fusing, kernels as narrow, plan as plans
 from mcbn.engine.run import Engine
 from mcbn_study.networks import CifarResNet, UNet, cifar_resnet
 

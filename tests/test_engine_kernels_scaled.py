@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drawn import fit, program_of
-from mcbn.engine import kernels
-from mcbn.engine import plan as plans
+from mcbn.engine import kernels, plan as plans
 from mcbn.engine.fuse import fuse_kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -347,6 +347,21 @@ def test_tensors_keep_what_is_put_on_them() -> None:
     check_equal(bayes.sample(tagged), bayes.sample(3 * data(7)), 1e-9)
 
 
+class Backend:
+    """Reads its argument, as backends of einops do; no table, though it has the name of one's method."""
+
+    def to_numpy(self, x):
+        return x
+
+
+BACKEND = Backend()
+
+
+def test_objects_with_a_method_named_as_that_of_tables_are_left_alone() -> None:
+    bayes, x = fitted(Outside(lambda net, x: BACKEND.to_numpy(x))), data(7)
+    check_equal(bayes.sample(x), by_loop(bayes, x), 1e-9)
+
+
 def test_arrays_of_any_make_are_read_and_masked_ones_refused() -> None:
     bayes, x = fitted(Outside()), data(7)
     array = x.numpy()

@@ -8,8 +8,7 @@ import kinds
 from drawn import rows_of_draw
 from mcbn import MCBN
 from mcbn.batching import GROUP
-from mcbn.engine import agree, constants
-from mcbn.engine import record as recording
+from mcbn.engine import agree, constants, record as recording
 from mcbn.engine.trace import RecordTracer
 
 

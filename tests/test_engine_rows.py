@@ -10,8 +10,7 @@ from torch import Tensor, nn
 import mcbn
 from drawn import check_equal, fit, loop
 from mcbn import linear
-from mcbn.engine import constants
-from mcbn.engine import plan as plans
+from mcbn.engine import constants, plan as plans
 from mcbn.engine.rows import are_independent
 from mcbn.export import to_torch_export
 

@@ -17,9 +17,7 @@ import mcbn
 from drawn import check_equal, fit, loop
 from kinds import KINDS, make, settle
 from mcbn import batches
-from mcbn.engine import agree as agreement
-from mcbn.engine import constants, fuse, run
-from mcbn.engine import plan as plans
+from mcbn.engine import agree as agreement, constants, fuse, plan as plans, run
 from mcbn.engine.graph import as_code
 from mcbn_study.networks import UNet, cifar_resnet, resnet50
 

@@ -15,8 +15,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import mcbn
 from deployed import M, blurred, cnn, faded, fitted, images, reference, table, trained, watched
 from mcbn.algorithm import record
-from mcbn.field import distance as metrics
-from mcbn.field import watch as watching
+from mcbn.field import distance as metrics, watch as watching
 from mcbn.field.distance import fit_metric, fit_null, layer_scores, pooled_p_value, rank_p_values
 from mcbn.field.reference import Reference
 from mcbn.field.watch import Martingale, Watch, needed_batches

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import scoringrules
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy import integrate, optimize, stats
 
 from kinds import normal

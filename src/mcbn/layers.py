@@ -12,8 +12,7 @@ from functools import partial
 from itertools import pairwise
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary
-from weakref import ref as weakref
+from weakref import WeakKeyDictionary, ref as weakref
 
 import numpy as np
 import torch

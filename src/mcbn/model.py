@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypedDict, TypeVa
 import torch
 from torch import Tensor, nn
 
-from mcbn import batch_norm, batches, diagonal, moments, prediction, saving
-from mcbn import noise as levels
+from mcbn import batch_norm, batches, diagonal, moments, noise as levels, prediction, saving
 from mcbn.batching import draw_batches, require_share
 from mcbn.check import drift
 from mcbn.engine.record import DECIDING, record

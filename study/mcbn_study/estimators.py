@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn import datasets as bundled  # type: ignore[import-untyped]
-from sklearn import ensemble, gaussian_process
+from sklearn import datasets as bundled, ensemble, gaussian_process  # type: ignore[import-untyped]
 from sklearn.model_selection import cross_val_predict  # type: ignore[import-untyped]
 from sklearn.pipeline import make_pipeline  # type: ignore[import-untyped]
 from sklearn.preprocessing import StandardScaler  # type: ignore[import-untyped]

@@ -6,7 +6,7 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,9 +17,11 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from mcbn.model import MCBN
+from mcbn.progress import bar
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -105,3 +107,12 @@ def gpu_growth(function: Callable[[], object]) -> int:
     function()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
+
+
+def tracked(items: Iterable[Item], title: str, unit: str) -> Iterator[Item]:
+    """Pass items on one by one under a progress bar, each counted once the caller is done with it."""
+    work = list(items)
+    with bar(title, len(work), unit) as tick:
+        for item in work:
+            yield item
+            tick(1)

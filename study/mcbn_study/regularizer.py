@@ -11,8 +11,10 @@ import time
 import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -20,17 +22,19 @@ from torch import Tensor, nn
 from mcbn import MCBN, data
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn_study.estimates import cell, estimate
-from mcbn_study.journal import RECORDS, Journal, Record, read
+from mcbn_study.journal import RECORDS, Journal, Record, latest, read
+from mcbn_study.machine import tracked
 from mcbn_study.profiles import TAU_RANGES
-from mcbn_study.progress import tracked
 from mcbn_study.regression.measure import score_run
 from mcbn_study.tables import write_tables
-from mcbn_study.theory import Prior, implied_prior, kl_regularizer
+from mcbn_study.theory import Prior, implied_prior, kl_regularizer, objective_gap
 
 DATASETS = ("boston", "concrete", "energy", "yacht")
 UNIT_PRIOR = Prior(mean=0.0, mean_std=1.0, std=1.0, std_std=1.0)  # standardised units: mean 0, std 1, both loosely
 KEYS = ("dataset", "method", "split", "seed")
 SCORES = ("rmse", "crps", "pll")
+SIZES, STEPS, SEEDS = (100, 400, 1600, 6400), 200, (0, 1, 2)  # of the objective
+M, DECAY, TAU = 32, 1e-2, 10.0
 Setting = Mapping[str, float]
 Trained = list[tuple[int, MCBN[Any]]]  # epochs of training, and the network then
 GRID: Mapping[str, Sequence[Setting]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
@@ -148,3 +152,40 @@ def report(out: Path) -> None:
         gaps = [estimate([r[score] - base[score] for r, base in pairs], decimals=3) for score in SCORES]
         rows.append((dataset, method, scored, gaps))
     write_tables(out, __package__, "regularizer", rows=rows, cell=cell)
+
+
+def objective(out: str | Path, *, dataset: str = "kin8nm", sizes: Sequence[int] = SIZES, steps: int = STEPS) -> None:
+    """Train on the first N rows, compare the gradients of Eq. (1) and Eq. (2) over them; write records and table.
+
+    Section 3.3: do variational inference and batch-norm training become one objective as N grows? The paper's network,
+    trained for the same number of steps. Two cases: a fixed prior and no weight decay, where the paper's limit says the
+    gap goes to 0; weight decay and the prior it implies, which needs the appendix's assumptions besides (no scale and
+    shift, independent inputs, batch norm on every layer, large M), and this network breaks them.
+    """
+    x, y = data.load(dataset)
+    train, rows = data.split(len(y), 1).train, []
+    for n, seed in tracked(product(sizes, SEEDS), "objective", "network"):
+        start, first = time.perf_counter(), (x[train[:n]], y[train[:n]])  # (n, Q), (n,)
+        network = Standardized(RegressionMLP(x.shape[1], seed=seed).double(), *first)
+        epochs = max(1, round(steps / (n // M)))
+        train_regression(network, *first, batch_size=M, epochs=epochs, weight_decay=DECAY, seed=seed)
+        inputs, targets = network.standardize(*first)
+        compare = partial(objective_gap, network.network, inputs, targets[:, None], n=n, tau=TAU, batch_size=M)
+        fixed, implied = compare(prior=UNIT_PRIOR)._asdict(), compare(weight_decay=DECAY)._asdict()
+        row = {"dataset": dataset, "n": n, "seed": seed, "fixed": fixed, "implied": implied}
+        rows.append(row | {"seconds": round(time.perf_counter() - start, 2)})
+    Journal(out, {"steps": steps, "batch_size": M, "weight_decay": DECAY, "tau": TAU, "split": 1}).add(rows)
+    report_objective(Path(out))
+
+
+def report_objective(out: Path) -> None:
+    """Write the gaps, averaged over seeds, from records alone."""
+    records = latest(read(out / RECORDS), ("dataset", "n", "seed"))
+    rows = []
+    for n in sorted({r["n"] for r in records}):
+        pairs = [(r["fixed"]["relative"], r["implied"]) for r in records if r["n"] == n]
+        of_decay = [i["decay"] / (i["difference"] / i["relative"]) for _, i in pairs]
+        against = [i["difference"] / i["decay"] for _, i in pairs]
+        columns = [f for f, _ in pairs], [i["relative"] for _, i in pairs], of_decay, against
+        rows.append((n, [fmean(values) for values in columns]))
+    write_tables(out, __package__, "objective", rows=rows)

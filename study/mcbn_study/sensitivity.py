@@ -3,6 +3,8 @@
 "Trained and evaluated with varying batch sizes, but other hyperparameters fixed": lambda of each split is the one the
 regression study chose for MCBN. The text is silent on epochs and tau: both are selected anew for each M (and tau for
 each T), by the same cross-validation, with the T of the table. 3 splits x 5 seeds.
+
+`precision` scores the networks of the regression study at multiples of the tau they chose. Ours, not in the paper.
 """
 
 import time
@@ -12,17 +14,25 @@ from typing import Any
 
 import torch
 
+from mcbn import MCBN, data
 from mcbn.data import describe
 from mcbn.errors import MCBNError
-from mcbn_study.journal import CellJournal, Journal
-from mcbn_study.regression.measure import Evaluator, original_units
+from mcbn.files import write_text
+from mcbn_study import paper
+from mcbn_study.estimates import cell, mean_cell
+from mcbn_study.journal import RECORDS, CellJournal, Journal, Record, read
+from mcbn_study.regression.measure import Evaluator, original_units, score_run
 from mcbn_study.regression.problem import Problem
 from mcbn_study.regression.profile import Configuration, Profile
 from mcbn_study.regression.run import by_split, check_request, final_problem, outputs, score_runs, train_chosen
 from mcbn_study.regression.search import Choice, Search, cross_validate, fold_problem, grid_networks, winners
+from mcbn_study.regression.train import load_networks
 from mcbn_study.study import Names, Study, Task, run_study
+from mcbn_study.tables import render
 
 STUDY = "sensitivity"
+PRECISION: dict[str, Any] = {"n_samples": 500, "factors": [0.5, 1, 1.5, 2, 3, 4]}
+METRICS = ("crps", "pll", "crps_normalized", "pll_normalized")
 # The largest batch size each table prints; Concrete's 1024 exceeds its 824 training rows and means all of them.
 LARGEST_PRINTED = {"boston": 256, "energy": 512, "yacht": 128}
 
@@ -91,3 +101,32 @@ def _tune(study: Study, problem: Problem, selected: Search, chosen: Sequence[Cho
     moments = original_units(evaluator.moments(values, networks), problem, networks.stream)
     mean, variance = (torch.split(each.cpu(), F) for each in moments)  # B of (F, n) each
     return [choice.tuned(mean[b], variance[b], selected["y"][0, b], study.dataset) for b, choice in enumerate(chosen)]
+
+
+def precision(out: str | Path, *, regression: str | Path = "results/regression") -> None:
+    """Score the test rows of every network, a record a data set and factor; write the table."""
+    journal = Journal(out, PRECISION)
+    for path in sorted((Path(regression) / "networks").glob("*[!s].safetensors")):  # no networks of folds
+        if not journal.has(dataset=path.stem):
+            journal.add(_at_factors(path))
+    report_precision(Path(out))
+
+
+def _at_factors(path: Path) -> list[Record]:
+    x, y = data.load(path.stem)
+    rows: list[Record] = [{"dataset": path.stem, "factor": factor} for factor in PRECISION["factors"]]
+    for network, info in load_networks(path):
+        test, how = data.split(len(y), info["split"]).test, {"seed": info["seed"], "n_samples": PRECISION["n_samples"]}
+        how |= {"batch_size": info["config"]["batch_size"]}
+        bayes = MCBN(network, "regression").fit(x[info["train"]].float(), **how)
+        samples = bayes.sample(x[test].float()).flatten(1)  # (T, n)
+        for row in rows:
+            scores = score_run(samples, y[test], row["factor"] * info["tau"], info["tau_constant"])
+            row |= {metric: [*row.get(metric, []), scores[metric]] for metric in METRICS}
+    return rows
+
+
+def report_precision(out: Path) -> None:
+    """Write the table of scores beside the paper's, from records alone."""
+    content = {"records": read(out / RECORDS), "metrics": METRICS, "mean": mean_cell, "cell": cell, "find": paper.find}
+    write_text(out / "table.md", render(__package__, "precision.md.j2", **content))

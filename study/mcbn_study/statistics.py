@@ -23,10 +23,9 @@ from torch import Tensor
 from mcbn import MCBN, data, plots
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn_study.journal import RECORDS, Journal, latest, read
-from mcbn_study.png import save_figure
-from mcbn_study.progress import tracked
+from mcbn_study.machine import tracked
 from mcbn_study.regression.train import load_networks
-from mcbn_study.tables import write_tables
+from mcbn_study.tables import save_figure, write_tables
 from mcbn_study.theory import LiveNetwork, StatisticsModel, kolmogorov_smirnov, lilliefors
 
 Sizes = Sequence[int]

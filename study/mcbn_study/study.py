@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from mcbn.data import Regression, load
 from mcbn_study.journal import CellJournal, Record
-from mcbn_study.machine import environment
-from mcbn_study.progress import tracked
+from mcbn_study.machine import environment, tracked
 from mcbn_study.regression.profile import Profile
 
 Names = Sequence[str]

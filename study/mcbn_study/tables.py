@@ -1,4 +1,4 @@
-"""A table of plain text, and how it looks in Markdown, in LaTeX and as comma-separated values."""
+"""A table of plain text, and how it looks in Markdown, in LaTeX and as comma-separated values; figures as small PNG."""
 
 import csv
 import io
@@ -11,12 +11,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from mcbn import plots
 from mcbn.errors import MCBNError
-from mcbn.files import write_text
+from mcbn.files import replacing, write_text
 
 MISSING = "\N{EN DASH}"
+PLOT, PHOTOGRAPH = 48, 256  # colours; a plot has a handful and their edges
 Words = Mapping[str, Any]  # of one table: title, label, header, note
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
 _LATEX |= {sign: f"${sign}$" for sign in "<>|"} | {MISSING: "--"}
@@ -124,3 +127,27 @@ def to_csv(header: Sequence[str], rows: Iterable[Sequence[Any]], *, digits: int 
     shown = [[f"{v:.{digits}g}" if digits and isinstance(v, float) else v for v in row] for row in rows]
     csv.writer(text, lineterminator="\n").writerows([header, *shown])
     return text.getvalue()
+
+
+def save_figure(
+    figure: "plots.Figure", path: Path, colours: int = PLOT, exact: Sequence[tuple[int, int, int]] = ()
+) -> Path:
+    """Write a PNG with a palette of that many colours, a third of the size; `exact` ones are kept as they are."""
+    from PIL import Image  # matplotlib depends on it
+
+    pixels = io.BytesIO()
+    figure.savefig(pixels, format="png")
+    full = Image.open(pixels).convert("RGB")
+    image = full.quantize(colours - len(exact), dither=Image.Dither.NONE)
+    if exact:
+        few = np.array(image.getpalette() or [], np.uint8).reshape(-1, 3)
+        palette = np.pad(few, ((0, 256 - len(few)), (0, 0)))
+        index, rgb = np.array(image), np.asarray(full)
+        for place, colour in enumerate(exact, colours - len(exact)):
+            palette[place] = colour
+            index[(rgb == colour).all(2)] = place
+        image = Image.fromarray(index)
+        image.putpalette(palette.tobytes())
+    with replacing(path) as temporary:
+        image.save(temporary, format="png", optimize=True)
+    return path

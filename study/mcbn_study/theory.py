@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from mcbn import batches, layers
 from mcbn.batch_norm import BatchNormCall, BatchNormMode, normalize, scale_and_shift, statistics_dtype, watch
-from mcbn.check.diagnosis import ks_distance
-from mcbn.check.diagnosis import lilliefors as lilliefors
+from mcbn.check.diagnosis import ks_distance, lilliefors as lilliefors
 from mcbn.diagonal import StatisticMoments, statistic_moments
 from mcbn.errors import MCBNError, one_line
 from mcbn.network import Network, Output, unwrap

@@ -16,15 +16,14 @@ from mcbn import metrics
 from mcbn.cli import app
 from mcbn.errors import MCBNError
 from mcbn.prediction import entropy
-from mcbn_study.alternatives import methods, report
-from mcbn_study.alternatives import run as study
+from mcbn_study.alternatives import methods, report, run as study
 from mcbn_study.alternatives.inputs import SEVERITIES, load_foreign, load_networks, mixture, questions
 from mcbn_study.cifar10.profile import Split
 from mcbn_study.cifar10.train import Augmented, save_network
 from mcbn_study.data.cifar import Images, require_images
+from mcbn_study.estimates import class_scores
 from mcbn_study.journal import read as read_records
 from mcbn_study.networks import CifarResNet, standardize
-from mcbn_study.scores import class_scores
 
 SETTINGS = {"n_samples": 4, "batch_size": 8, "n_corrupted": 10}
 QUICK = ("plain", "mcbn", "mcbn_linear", "mcbn_gaussian", "mcbn_tuned", "mcbn_joint", "dropout", "abnn", "ensemble")

@@ -11,8 +11,7 @@ import mcbn
 import mcbn_study.journal
 from cifar import TINY
 from mcbn.cli import app
-from mcbn_study.cifar10 import profile
-from mcbn_study.cifar10 import run as study
+from mcbn_study.cifar10 import profile, run as study
 from mcbn_study.cifar10.profile import PROFILES
 from mcbn_study.cifar10.train import load_network
 from mcbn_study.data.cifar import Images, cifar10

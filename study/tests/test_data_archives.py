@@ -19,8 +19,7 @@ from typer.testing import CliRunner
 
 from mcbn.cli import app
 from mcbn.errors import MCBNError
-from mcbn_study.data import archives, scenes
-from mcbn_study.data import cifar as records
+from mcbn_study.data import archives, cifar as records, scenes
 from mcbn_study.data.cifar import CIFAR10_FOLDER, CIFAR10_MD5, cifar10
 from serving import Served, serving
 

@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from mcbn_study import objective
+from mcbn_study import regularizer
 from mcbn_study.journal import read
 from untouched import generators
 
 
 def test_the_gap_of_a_fixed_prior_falls_with_n_and_tables_are_those_of_the_records(tmp_path: Path) -> None:
     before = generators()
-    objective.run(tmp_path, dataset="boston", sizes=(64, 320), steps=20)
+    regularizer.objective(tmp_path, dataset="boston", sizes=(64, 320), steps=20)
     assert generators() == before
     records = read(tmp_path / "records.jsonl")
-    assert [(r["n"], r["seed"]) for r in records] == list(product((64, 320), objective.SEEDS))
+    assert [(r["n"], r["seed"]) for r in records] == list(product((64, 320), regularizer.SEEDS))
     assert {"seconds", "device", "commit", "config_hash"} <= set(records[0])
     lines = [line.split(",") for line in (tmp_path / "table.csv").read_text().splitlines()]
     assert lines[0] == ["N", "fixed prior", "implied prior", "decay", "KL against decay"]

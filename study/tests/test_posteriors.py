@@ -18,11 +18,9 @@ from mcbn.errors import MCBNError
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn_study.data.cifar import Images
 from mcbn_study.foreign import run as foreign
-from mcbn_study.journal import CellJournal
-from mcbn_study.journal import read as read_records
+from mcbn_study.journal import CellJournal, read as read_records
 from mcbn_study.networks import cifar_resnet
-from mcbn_study.posteriors import report
-from mcbn_study.posteriors import run as posteriors
+from mcbn_study.posteriors import report, run as posteriors
 from mcbn_study.profiles import TAU_RANGES
 from mcbn_study.regression.measure import score_gaussian, score_run, with_bounds
 from mcbn_study.regression.profile import QUICK

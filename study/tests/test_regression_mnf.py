@@ -8,8 +8,7 @@ import torch
 
 from mcbn import data, metrics
 from mcbn_study.journal import read
-from mcbn_study.regression import mnf
-from mcbn_study.regression import run as regression
+from mcbn_study.regression import mnf, run as regression
 from small_study import TINY
 
 BRIEF = replace(TINY, name="brief", max_epochs=6, n_samples=20, patience_epochs=3)

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 import synthetic
 from mcbn.cli import app
 from mcbn.errors import MCBNError
-from mcbn_study.regression import figures
-from mcbn_study.regression import report as regression
+from mcbn_study.regression import figures, report as regression
 from mcbn_study.tables import MISSING
 
 

@@ -15,8 +15,7 @@ from mcbn.errors import MCBNError
 from mcbn_study import sensitivity
 from mcbn_study.journal import CellJournal, read
 from mcbn_study.profiles import TAU_RANGES
-from mcbn_study.regression import run as regression
-from mcbn_study.regression import search
+from mcbn_study.regression import run as regression, search
 from mcbn_study.regression.profile import PAPER, Configuration
 from mcbn_study.regression.search import Choice
 from mcbn_study.regression.train import load_networks

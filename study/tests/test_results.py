@@ -24,9 +24,9 @@ WRITERS = {  # by the folder they write to: module and function, of mcbn_study w
     "estimators": "estimators:run",  # all of it is on record
     "foreign": "foreign.run:write_report",
     "labels": "labels:report",
-    "objective": "objective:report",
+    "objective": "regularizer:report_objective",
     "posteriors": "posteriors.report:write",
-    "precision": "precision:report",
+    "precision": "sensitivity:report_precision",
     "regression": "regression.report:write",
     "regularizer": "regularizer:report",
     "segmentation": "segmentation.report:write",

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mcbn.metrics import error_auroc
-from mcbn_study.scores import class_scores, log_likelihood
+from mcbn_study.estimates import class_scores, log_likelihood
 
 
 def test_class_scores_are_their_formulas() -> None:

@@ -5,8 +5,7 @@ from torch import nn
 
 from kinds import norms_in_training
 from mcbn_study.networks import IMAGENET, SegNet
-from mcbn_study.segmentation import measure as estimators
-from mcbn_study.segmentation import train as training
+from mcbn_study.segmentation import measure as estimators, train as training
 from segmented import scenes, segnet
 from untouched import untouched
 

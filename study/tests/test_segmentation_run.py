@@ -16,9 +16,7 @@ from mcbn.cli import app
 from mcbn_study import journal
 from mcbn_study.data.scenes import CAMVID
 from mcbn_study.networks import MobileSegmenter
-from mcbn_study.segmentation import measure as estimators
-from mcbn_study.segmentation import report, train
-from mcbn_study.segmentation import run as study
+from mcbn_study.segmentation import measure as estimators, report, run as study, train
 from mcbn_study.segmentation.profile import PROFILES
 from scene_files import write_part
 from segmented import TINY, UNSETTLED

@@ -15,8 +15,7 @@ from cifar import images, trained
 from mcbn.field import watch
 from mcbn_study.cifar10.train import save_network
 from mcbn_study.journal import read
-from mcbn_study.shift import corruptions, report
-from mcbn_study.shift import run as study
+from mcbn_study.shift import corruptions, report, run as study
 from mcbn_study.shift.baselines import batch_tests, blended, input_scores, tent
 from mcbn_study.shift.corruptions import EXTRAS, KINDS, STRENGTHS, corrupt
 from mcbn_study.shift.profile import QUICK, Inputs

@@ -19,8 +19,7 @@ from mcbn_benchmarks.speed import cases
 from mcbn_benchmarks.speed.cases import Case, Method, Prepared, fitted, peak_bytes, prepare, time_interleaved
 from mcbn_benchmarks.speed.report import CRPS_DIFFERENCE, Record, table
 from mcbn_study import journal, machine
-from mcbn_study.machine import environment, threads
-from mcbn_study.progress import tracked
+from mcbn_study.machine import environment, threads, tracked
 
 ALGORITHM_1, PLAIN, PEER, FORWARDS = "algorithm 1", "plain x T", "torch-uncertainty", "training forwards"
 FOLDED, SINGLE = "folded x T", "mcbn fp32"

@@ -11,8 +11,7 @@ from mcbn.cli import session
 from mcbn.cli.session import Data, Device, Fitted, FittedOptions, Key, Overwrite, OwnWeights, Target, Weights
 from mcbn.errors import MCBNError
 from mcbn.files import printable, require_output, require_own_folder
-from mcbn.tables import Layout, open_examples
-from mcbn.tables import results as outputs
+from mcbn.tables import Layout, open_examples, results as outputs
 
 
 @session.command

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from mcbn import batches
 from mcbn.batch_norm import OTHER_PATH, Replay
-from mcbn.engine import constants
-from mcbn.engine import plan as plans
+from mcbn.engine import constants, plan as plans
 from mcbn.engine.agree import ROUNDING, TF32_DIGIT, is_tf32, tolerance, within
 from mcbn.engine.plan import OwnCode, Plan, Program, build, joined
 from mcbn.engine.rows import are_independent

@@ -10,8 +10,7 @@ from mcbn.errors import MCBNError
 from mcbn.files import write_text
 from mcbn_study.estimates import Score, estimate, p_value
 from mcbn_study.journal import RECORDS, Record, read
-from mcbn_study.png import save_figure
-from mcbn_study.tables import MISSING, read_words, render
+from mcbn_study.tables import MISSING, read_words, render, save_figure
 
 Method = tuple[str, bool]  # its name, and whether tau was tuned on the validation images
 Scores = dict[tuple[Method, int | None, str], Record]  # by method, seed and images

@@ -19,9 +19,9 @@ from mcbn_study.alternatives.inputs import CifarNetworks, Queries, load_networks
 from mcbn_study.alternatives.methods import LAPLACE, METHODS, THINNED, Material
 from mcbn_study.cifar10.profile import PAPER, Split
 from mcbn_study.cifar10.train import Augmented
+from mcbn_study.estimates import class_scores
 from mcbn_study.journal import Journal
 from mcbn_study.machine import timed
-from mcbn_study.scores import class_scores
 
 Row = dict[str, Any]
 SCORES = ("nll", "accuracy", "ece", "brier", "error_auroc")

@@ -18,9 +18,9 @@ from mcbn.prediction import entropy, mutual_information
 from mcbn_study.cifar10.profile import CifarProfile, Split
 from mcbn_study.cifar10.train import Augmented
 from mcbn_study.data.cifar import Images
+from mcbn_study.estimates import class_scores, log_likelihood, standard_error
 from mcbn_study.machine import timed
 from mcbn_study.networks import standardize
-from mcbn_study.scores import class_scores, log_likelihood, standard_error
 
 AT_ONCE = 250  # images of one call
 MOST_SETS = 8  # of draws, for scores other than PLL

@@ -12,8 +12,7 @@ from mcbn_study import paper
 from mcbn_study.cifar10.run import KIND, TRAINING
 from mcbn_study.estimates import Score, mean_cell
 from mcbn_study.journal import RECORDS, Record, latest, read
-from mcbn_study.png import save_figure
-from mcbn_study.tables import read_words, render
+from mcbn_study.tables import read_words, render, save_figure
 
 KEYS = ("network", "method", "seed", "part", "n_samples", "batch_size")
 _WORDS = read_words(__package__)

@@ -10,8 +10,7 @@ from mcbn_study.cifar10.measure import Evaluation
 from mcbn_study.cifar10.profile import CifarProfile
 from mcbn_study.cifar10.train import load_network, save_network, train
 from mcbn_study.journal import Journal
-from mcbn_study.machine import environment
-from mcbn_study.progress import tracked
+from mcbn_study.machine import environment, tracked
 
 KIND, TRAINING = "cifar10", "cifar10 training"
 

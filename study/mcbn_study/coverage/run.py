@@ -27,8 +27,8 @@ from mcbn_study.alternatives import methods
 from mcbn_study.alternatives.inputs import load_networks
 from mcbn_study.alternatives.run import SCORES, probabilities, tasks, temperature
 from mcbn_study.cifar10.profile import PAPER
+from mcbn_study.estimates import class_scores
 from mcbn_study.journal import RECORDS, Journal, Record, latest, read
-from mcbn_study.scores import class_scores
 from mcbn_study.tables import render
 
 LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)

@@ -16,7 +16,7 @@ from mcbn.data.download import disagreement, download
 from mcbn.errors import MCBNError, require_choice
 from mcbn.progress import bar
 from mcbn_study.data.files import SETS, require, unpack
-from mcbn_study.progress import tracked
+from mcbn_study.machine import tracked
 
 _KNOWN = SETS["cifar10"]
 CIFAR10_CLASSES = tuple(_KNOWN["classes"].split())

@@ -10,7 +10,7 @@ from typing import Any
 
 from mcbn.errors import MCBNError
 from mcbn.files import cache_folder, local_folder, require_sane
-from mcbn_study.progress import tracked
+from mcbn_study.machine import tracked
 
 SETS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("sets.toml").read_text())
 

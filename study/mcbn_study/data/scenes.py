@@ -23,7 +23,7 @@ from torch import Tensor
 from mcbn.data.download import disagreement, download
 from mcbn.errors import MCBNError, require_choice
 from mcbn_study.data.files import SETS, require, unpack
-from mcbn_study.progress import tracked
+from mcbn_study.machine import tracked
 
 CAMVID_URL, VOC_URL, VOC_MD5 = SETS["camvid"]["url"], SETS["voc"]["url"], SETS["voc"]["digest"]
 JPEG = {"quality": 93, "subsampling": 0}  # of CamVid's images, which come as PNG

@@ -32,10 +32,10 @@ from mcbn_study.cifar10.train import Augmented
 from mcbn_study.data.cifar import cifar10
 from mcbn_study.data.files import places, require
 from mcbn_study.data.scenes import list_pairs, open_pair
+from mcbn_study.estimates import class_scores
 from mcbn_study.journal import RECORDS, Journal, latest, read
 from mcbn_study.machine import saved_bytes, timed
 from mcbn_study.networks import Scale, cifar_resnet, normalise
-from mcbn_study.scores import class_scores
 from mcbn_study.tables import render
 
 PUBLISHED: dict[str, Any] = tomllib.loads(Path(__file__).with_name("networks.toml").read_text("utf-8"))

@@ -35,9 +35,8 @@ from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.prediction import RegressionPrediction
 from mcbn_study.journal import CellJournal, Record
-from mcbn_study.machine import saved_bytes, timed
+from mcbn_study.machine import saved_bytes, timed, tracked
 from mcbn_study.profiles import TAU_RANGES
-from mcbn_study.progress import tracked
 from mcbn_study.regression.measure import score_gaussian, score_run, tune_tau, validation_crps, with_bounds
 from mcbn_study.regression.profile import Profile
 from mcbn_study.regression.run import check_request, save_predictions

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mcbn import plots
+from mcbn import data, demo, plots
 from mcbn.data import NAMES, describe
 from mcbn.errors import MCBNError
-from mcbn_study.png import save_figure
-from mcbn_study.progress import tracked
-from mcbn_study.tables import MISSING, read_words
+from mcbn.files import replacing
+from mcbn.progress import bar
+from mcbn_study.machine import tracked
+from mcbn_study.tables import MISSING, read_words, save_figure
 
 Vector = NDArray[np.float64]
 METHODS: dict[str, str] = read_words(__package__)["methods"]
@@ -36,6 +37,16 @@ def write_figures(predictions: Path, out: Path) -> list[Path]:
         plots.toy(*vectors, constant_std=float(constant_std), ax=figure.subplots())
         written.append(save_figure(figure, out / "toy.png"))
     return written
+
+
+def toy(out: str | Path) -> list[Path]:
+    """Fit the toy problem, 500 passes, CUBN beside MCBN, tau of both on fresh points; save predictions/toy.npz."""
+    with bar("training", demo.TOY.epochs, "epoch") as tick:
+        arrays: dict[str, Any] = demo.predict_toy(demo.TOY, tick, held_out=data.toy(seed=1))
+    path = Path(out) / "predictions" / "toy.npz"
+    with replacing(path) as temporary:
+        np.savez_compressed(temporary, **arrays)
+    return [path]
 
 
 def first_split(predictions: Path, dataset: str, method: str) -> Path | None:

@@ -16,9 +16,8 @@ from mcbn.files import write_text
 from mcbn_study.data.scenes import SCENE_SETS, Scenes, SceneSet, load_scenes
 from mcbn_study.estimates import mean_cell
 from mcbn_study.journal import RECORDS, Record, latest, read
-from mcbn_study.png import PHOTOGRAPH, save_figure
 from mcbn_study.segmentation.scores import REFUSED
-from mcbn_study.tables import read_words, render, to_csv
+from mcbn_study.tables import PHOTOGRAPH, read_words, render, save_figure, to_csv
 
 _WORDS = read_words(__package__)
 SETS, TITLES, MAPS = (_WORDS[name] for name in ("sets", "methods", "maps"))

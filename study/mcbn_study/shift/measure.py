@@ -18,8 +18,8 @@ from mcbn.model import MCBN
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn_study.alternatives.run import ood_auroc, probabilities, temperature
 from mcbn_study.data.cifar import Images
+from mcbn_study.estimates import class_scores
 from mcbn_study.machine import timed
-from mcbn_study.scores import class_scores
 from mcbn_study.shift.baselines import batch_tests, blended, input_scores, tent
 from mcbn_study.shift.corruptions import corrupt
 from mcbn_study.shift.profile import Inputs, ShiftProfile

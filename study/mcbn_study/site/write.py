@@ -9,10 +9,9 @@ from mcbn.errors import MCBNError
 from mcbn.page.templates import render, save
 from mcbn_study import journal
 from mcbn_study.journal import Provenance, trace
-from mcbn_study.progress import tracked
+from mcbn_study.machine import tracked
 from mcbn_study.regression.figures import METHODS, first_split
-from mcbn_study.regression.report import RegressionReport
-from mcbn_study.regression.report import read as read_regression
+from mcbn_study.regression.report import RegressionReport, read as read_regression
 from mcbn_study.site.markdown import embed, pictures_of, read_blocks
 from mcbn_study.tables import MISSING, read_words, table
 
