@@ -149,7 +149,9 @@ def test_evaluate_needs_targets_and_a_noise_level() -> None:
     options = ("--posterior", "net.mcbn", *MODEL, "--data")
     assert_refused(invoke("evaluate", *options, "test_x.npy"), "--target")
     assert invoke("fit", *FIT, "--out", "untuned.mcbn").exit_code == 0
-    assert_refused(invoke("evaluate", *MODEL, "--posterior", "untuned.mcbn", "--data", "test.npz"), "tau", "--tune")
+    assert_refused(
+        invoke("evaluate", *MODEL, "--posterior", "untuned.mcbn", "--data", "test.npz"), "knows no noise", "--tune"
+    )
     assert evaluate("--posterior", "untuned.mcbn", "--data", "test.npz", "--tune", "val.npz")["tau"] > 0
 
 

@@ -91,7 +91,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "tau": (call(lambda b, x: setattr(b, "tau", -1)), "tau must be a positive number"),
     "tau count": (call(lambda b, x: [setattr(b, "tau", torch.ones(3)), fit(b, x).predict(x)]), "tau holds 3 values"),
     "empty prediction": (call(lambda b, x: fit(b, x).predict(DataLoader(TensorDataset(x[:0])))), "gives no batch"),
-    "log_prob untuned": (call(lambda b, x: fit(b, x).predict(x).log_prob(x[:, :2])), "needs the noise precision"),
+    "log_prob untuned": (call(lambda b, x: fit(b, x).predict(x).log_prob(x[:, :2])), "needs the noise of the targets"),
     "level": (call(lambda b, x: fit(b, x).predict(x).interval(95)), "level must lie between 0 and 1, got 95"),
     "covariance": (call(lambda b, x: fit(b, x).predict(x).covariance), r"predict\(x, covariance=True\)"),
     "target shape": (call(lambda b, x: fit(b, x).tune((x, x))), r"targets of shape \(24, 5\) do not fit"),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import command_line
 from mcbn.saving import read_tensors
-from mcbn_study import objective
+from mcbn_study import regularizer
 from mcbn_study.journal import read
 from workplace import environment, furnish
 
@@ -37,7 +37,7 @@ def ready(job: str):
     if job == "predict":
         return lambda out: command_line.predict("--data", "test.npz", "--out", out)
     if job == "study":
-        return lambda out: objective.run(Path(out).parent, dataset="boston", sizes=[64], steps=2)
+        return lambda out: regularizer.objective(Path(out).parent, dataset="boston", sizes=[64], steps=2)
     bayes = command_line.by_hand()
     return bayes.save if job == "save" else lambda out: bayes.export(out, command_line.arrays("test.npz")[0][:4])
 

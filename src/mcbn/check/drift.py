@@ -22,7 +22,8 @@ EFFECT_LIMIT = 0.15
 SHIFT_LIMIT = 0.5
 SIGMA_LIMIT = 4.0
 YOUNG = 200  # batches of training: until then running statistics lag behind the weights, outputs hardly vary
-CURE = 'draw from data as in training (the training loader); where nobody has that data, fit(data, centre="running")'
+CURE = "draw from data made as in training, with its preprocessing and augmentation: pass the training loader; "
+CURE += 'where nobody has that data, fit(data, centre="running")'
 SCATTER_DRAWS = 4  # that tell how single draws scatter the outputs; below that chance alone can look far
 
 
