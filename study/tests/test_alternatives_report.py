@@ -37,12 +37,15 @@ def test_the_verdict_names_each_rival_and_by_how_much_it_is_better_or_worse():
     )
     found += [row("mcbn", 2, d, 0.5) for d in ("validation", "test")] + [row("laplace", 2, "test", 0.43)]
     said = alternatives.verdict(alternatives.Results(found))  # gaps of 0.05 and 0.07, each within its seed
-    assert "- NLL: better are Last-layer Laplace (by 0.0600 ± 0.0100); Deep ensemble (by 0.2000)." in said
+    laplace, ensemble = "Last-layer Laplace (by 0.0600 ± 0.0100)", "Deep ensemble (by 0.2000 ± 0.1000)"
+    assert f"- NLL: no alternative is better. Level: {laplace}; {ensemble}. Worse: Softmax" in said
+    found += [row("mcbn", 3, d, 0.4) for d in ("validation", "test")] + [row("laplace", 3, "test", 0.34)]
+    said = alternatives.verdict(alternatives.Results(found))  # three seeds tell 0.06 ± 0.006 from nothing
+    assert "- NLL: better are Last-layer Laplace (by 0.0600 ± 0.0058). Level: Deep ensemble" in said
     for r in found:
         r["nll"] = 0.1 if r["method"] == "mcbn" else r["nll"]
-    assert "- NLL: no alternative is better. Worse: Softmax (by 0.3000);" in alternatives.verdict(
-        alternatives.Results(found)
-    )
+    said = alternatives.verdict(alternatives.Results(found))
+    assert "- NLL: no alternative is better. Worse: Softmax (by 0.3000); Last-layer Laplace" in said
     found += [row("thinned_mcbn", 1, d, 0.3) for d in ("validation", "test")] + [row("thinned_plain", 1, "test", 0.2)]
     said = alternatives.verdict(alternatives.Results(found))  # each kind of network has its own best mode and rivals
     assert said.count("- NLL: no alternative is better.") == 1

@@ -26,6 +26,7 @@ WRITERS = {  # by the folder they write to: module and function, of mcbn_study w
     "labels": "labels:report",
     "objective": "objective:report",
     "posteriors": "posteriors.report:write",
+    "precision": "precision:report",
     "regression": "regression.report:write",
     "regularizer": "regularizer:report",
     "segmentation": "segmentation.report:write",

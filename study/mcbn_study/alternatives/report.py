@@ -1,5 +1,6 @@
 """MCBN against what one would use instead: who is better, as summary.csv, table.md and severity.png."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -7,7 +8,7 @@ from statistics import fmean
 from mcbn import plots
 from mcbn.errors import MCBNError
 from mcbn.files import write_text
-from mcbn_study.estimates import Score
+from mcbn_study.estimates import Score, estimate, p_value
 from mcbn_study.journal import RECORDS, Record, read
 from mcbn_study.png import save_figure
 from mcbn_study.tables import MISSING, read_words, render
@@ -22,6 +23,7 @@ MODES, RIVALS = (
 )
 METRICS = {name: Score(**words) for name, words in _WORDS["scores"].items()}
 LOWER_IS_BETTER = ("nll", "ece", "brier")
+LEVEL = 0.05  # of Student's t-test: above it two methods count as level
 DRAWN: dict[Method, str] = {(name, tempered): color for name, tempered, color in _WORDS["severity"]["drawn"]}
 
 
@@ -96,7 +98,7 @@ def write(out: str | Path = "results/alternatives") -> list[Path]:
 
 
 def verdict(results: Results) -> str:
-    """Say, metric by metric, which rivals are better than the best MCBN mode, which are worse, and by how much."""
+    """Say, metric by metric, which rivals are better than the best MCBN mode, level or worse, and by how much."""
     said = {best: "\n".join(_compared(results, best)) for best in MODES}
     return "\n\n".join(f"{_WORDS['verdict'][best[0]]}\n\n{lines}" for best, lines in said.items() if lines)
 
@@ -107,28 +109,26 @@ def _compared(results: Results, best: Method) -> Iterator[str]:
     images = {"corrupted": results.corrupted, "foreign": results.foreign}
     asked += [(f"OOD AUROC, {name}", "ood_auroc", sets) for name, sets in images.items()]
     for heading, metric, sets in asked:
-        ours = results.mean(best, sets, metric)
-        theirs = {m: value for m in RIVALS[best] if (value := results.mean(m, sets, metric)) is not None}
-        if ours is None or not theirs:
-            continue
-        shown = {m: f"{NAMES[m]} (by {_gap(results, m, best, sets, metric)})" for m in theirs}
-        low = "; ".join(shown[m] for m, value in theirs.items() if value < ours)
-        high = "; ".join(shown[m] for m, value in theirs.items() if value > ours)
-        better, worse = (low, high) if metric in LOWER_IS_BETTER else (high, low)
-        said = f"better are {better}" if better else "no alternative is better"
-        yield f"- {heading}: {said}.{f' Worse: {worse}.' if worse else ''}"
+        said: dict[str, list[str]] = {"better": [], "level": [], "worse": []}
+        for rival in RIVALS[best]:
+            if gaps := _gaps(results, rival, best, sets, metric):
+                gap = estimate(gaps)
+                certain = (p_value(*gap[:3]) or 0.0) < LEVEL
+                lower = (gap.mean < 0) == (metric in LOWER_IS_BETTER)
+                size = METRICS[metric].cell([math.copysign(1, gap.mean) * each for each in gaps])
+                said["level" if not certain else "better" if lower else "worse"].append(f"{NAMES[rival]} (by {size})")
+        if any(said.values()):
+            better, level, worse = map("; ".join, said.values())
+            others = f"{f' Level: {level}.' if level else ''}{f' Worse: {worse}.' if worse else ''}"
+            yield f"- {heading}: {f'better are {better}' if better else 'no alternative is better'}.{others}"
 
 
-def _gap(results: Results, rival: Method, best: Method, sets: Sequence[str], metric: str) -> str:
-    """Lay out how far a rival is from the best mode: paired by seed where it has seeds, else from the mean."""
+def _gaps(results: Results, rival: Method, best: Method, sets: Sequence[str], metric: str) -> list[float]:
+    """Return how far a rival is above the best mode: seed by seed where it has seeds, else from each seed of ours."""
     both = (results.by_seed(method, sets, metric).items() for method in (best, rival))
-    ours, theirs = ({seed: fmean(v) for seed, v in values if len(v) == len(sets)} for values in both)
-    if not (ours and theirs):
-        return MISSING
-    gaps = [theirs[seed] - ours[seed] for seed in ours.keys() & theirs.keys()]
-    gaps = gaps or [fmean(theirs.values()) - fmean(ours.values())]
-    sign = 1 if fmean(gaps) >= 0 else -1
-    return METRICS[metric].cell([sign * gap for gap in gaps])
+    ours, theirs = ({seed: fmean(v) for seed, v in values if len(v) == len(sets) > 0} for values in both)
+    common = ours.keys() & theirs.keys()
+    return [theirs[seed] - ours[seed] for seed in common] or [a - b for a in theirs.values() for b in ours.values()]
 
 
 def draw(results: Results, path: Path) -> Path:
