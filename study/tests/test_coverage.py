@@ -66,8 +66,8 @@ def test_sets_and_risks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coverage, "RESAMPLINGS", 50)
     monkeypatch.setattr(coverage, "RISK", 0.2)
     probs, y = labelled(2000)
-    plain = coverage.count_sets(probs, y, (0.0, 0), "all")
-    by_class = coverage.count_sets(probs, y, (0.0, 0), "class")
+    plain = coverage.count_sets(probs, y, coverage.SETS["aps"])
+    by_class = coverage.count_sets(probs, y, coverage.SETS["aps by class"])
     assert 0.88 < plain["inside"] < 0.96
     assert by_class["inside"] == pytest.approx(sum(by_class["classes"]) / 4, abs=0.01)
     assert min(by_class["classes"]) > coverage.SET_LEVEL - 0.01
@@ -77,6 +77,18 @@ def test_sets_and_risks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     risk = coverage.count_risk(probs, y)
     assert risk["exceeded"] <= 0.1
     assert 0 < risk["kept"] < 1
+
+
+def test_randomised_sets_hold_no_more_than_promised_where_the_first_label_alone_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(coverage, "HALVES", 20)
+    first = torch.linspace(0.9, 0.99, 4000, dtype=torch.float64)
+    probs, y = torch.stack([first, 1 - first], 1), (torch.arange(4000) % 50 == 0).long()  # right in 49 of 50
+    firsts = coverage.count_sets(probs, y, coverage.SETS["aps by class"])
+    assert firsts["classes"][0] == 1
+    drawn = coverage.count_sets(probs, y, coverage.SETS["aps by class, randomised"])
+    assert drawn["classes"][0] == pytest.approx(coverage.SET_LEVEL, abs=0.01)
 
 
 def test_sets_of_images_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +109,8 @@ def test_sets_of_images_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyP
         *(("plain", 1), ("mcbn", 1), ("plain", 2), ("mcbn", 2), ("ensemble", None))
     ]
     page = coverage.report(tmp_path).read_text()
-    assert page.count("aps by class") == 5
+    assert page.count("aps by class") == 2 * 5
+    assert page.count("aps by class, randomised") == 5
 
 
 def labels(n: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ and again, one calibrates, on the other one counts.
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -19,7 +20,7 @@ from torch.optim.swa_utils import update_bn
 
 from mcbn import MCBN, data, decide, metrics, stacked
 from mcbn.baselines import DeepEnsemble, Temperature
-from mcbn.conformal import Calibration, set_scores
+from mcbn.conformal import Calibration
 from mcbn.files import write_text
 from mcbn.networks import Standardized
 from mcbn_study.alternatives import methods
@@ -32,7 +33,12 @@ from mcbn_study.tables import render
 
 LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
 SETTINGS = {"splits": [1, 2, 3, 4, 5], "seeds": [1, 2, 3, 4, 5], "steps": 10_000, "batch_size": 64, "n_samples": 100}
-SETS = {"aps": ((0.0, 0), "all"), "raps": ((0.01, 2), "all"), "aps by class": ((0.0, 0), "class")}  # penalty, groups
+SETS = {
+    "aps": Calibration("aps", {}, {}),
+    "raps": Calibration("raps", {}, {}, penalty=(0.01, 2)),
+    "aps by class": Calibration("aps", {}, {}, "class"),
+    "aps by class, randomised": Calibration("aps", {}, {}, "class", randomized=True),
+}
 SET_LEVEL = 0.95  # above the networks' accuracy: sets of one class would do for less
 ENSEMBLES = ("ensemble", "mcbn of each")
 HALVES, RESAMPLINGS, RISK, DELTA = 100, 1000, 0.02, 0.1
@@ -110,28 +116,31 @@ def train_networks(x: Tensor, y: Tensor, hidden: Sequence[int], settings: dict[s
 def run_cifar(networks: Path, out: Path, *, device: str = "cpu", n_samples: int = 32, images: Any = None) -> Path:
     """Count sets and refusals of the plain networks, of MCBN and of the ensemble on the test images."""
     counted = {"level": SET_LEVEL, "halves": HALVES, "resamplings": RESAMPLINGS, "risk": RISK, "delta": DELTA}
-    journal = Journal(out, counted | {"n_samples": n_samples}, device)
+    journal = Journal(out, counted | {"n_samples": n_samples, "sets": [*SETS]}, device)
     trained, images = load_networks(networks, device), images or PAPER.load()
     for method, material, seed in tasks(trained, images, ["plain", "mcbn", "ensemble"], n_samples, 32):
         key = {"kind": "sets", "method": method, "seed": seed}
         if not journal.has(**key):
+            started = time.perf_counter()
             sampler = methods.make(method, material)
             tau = temperature(sampler(material.validation.x), material.validation.y)
             probs, y = probabilities(sampler(images.test.x), tau).cpu(), images.test.y.cpu()
-            sets = {name: count_sets(probs, y, *how) for name, how in SETS.items()}
-            journal.add([{**key, **class_scores(probs, y, *SCORES), "sets": sets, "risk": count_risk(probs, y)}])
+            sets = {name: count_sets(probs, y, settings) for name, settings in SETS.items()}
+            counts = {"sets": sets, "risk": count_risk(probs, y), "seconds": time.perf_counter() - started}
+            journal.add([{**key, **class_scores(probs, y, *SCORES), **counts}])
     return journal.path
 
 
-def count_sets(probs: Tensor, y: Tensor, penalty: tuple[float, int], by: str) -> Record:
+def count_sets(probs: Tensor, y: Tensor, settings: Calibration) -> Record:
     """Return mean coverage, that of each class, and mean size of sets, over halves of the test images."""
-    scores, totals = set_scores(probs, penalty).gather(1, y[:, None]), torch.zeros(2 + probs.shape[1]).double()
+    totals = torch.zeros(2 + probs.shape[1]).double()
     for number in range(HALVES):
         held, new = torch.randperm(len(y), generator=torch.Generator().manual_seed(number)).chunk(2)
-        groups = y[held] if by == "class" else torch.zeros_like(held)
-        ordered = {int(g): scores[held][groups == g].sort(0).values for g in torch.unique(groups)}
+        scores = settings.score_classes(probs[held], HALVES + number).gather(1, y[held, None])
+        groups = y[held] if settings.by == "class" else torch.zeros_like(held)
+        ordered = {int(g): scores[groups == g].sort(0).values for g in torch.unique(groups)}
         counts = {g: len(some) for g, some in ordered.items()}
-        sets = Calibration("aps", ordered, counts, by, penalty=penalty).set(probs[new], SET_LEVEL)
+        sets = replace(settings, scores=ordered, counts=counts).set(probs[new], SET_LEVEL, seed=number)
         inside = sets.gather(1, y[new][:, None])[:, 0].double()
         of_classes = [inside[y[new] == k].mean() for k in range(probs.shape[1])]
         totals += torch.stack([inside.mean(), sets.sum(1).double().mean(), *of_classes])
