@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import mcbn
 from command_line import (
     CLASSES,
     COLUMNS,
@@ -79,7 +80,7 @@ def test_a_twin_without_validation_data_is_tuned_on_the_scored_data_and_says_so(
     assert report["constant"]["crps"] <= evaluate("--posterior", "net.mcbn", "--data", "test.npz")["constant"]["crps"]
     text = invoke("evaluate", *MODEL, "--posterior", "plain.mcbn", "--data", "test.npz").stdout
     assert "tuned on the scored data itself" in text
-    assert "inside the 95 % interval" in text
+    assert "inside the 95 % Gaussian interval" in text
 
 
 @pytest.mark.parametrize("factory", ["test_loader", "dataset", "streamed", "tensors", "dicts", "generated"])
@@ -150,3 +151,37 @@ def test_evaluate_needs_targets_and_a_noise_level() -> None:
     assert invoke("fit", *FIT, "--out", "untuned.mcbn").exit_code == 0
     assert_refused(invoke("evaluate", *MODEL, "--posterior", "untuned.mcbn", "--data", "test.npz"), "tau", "--tune")
     assert evaluate("--posterior", "untuned.mcbn", "--data", "test.npz", "--tune", "val.npz")["tau"] > 0
+
+
+def test_evaluate_counts_the_intervals_that_the_fit_calibrated() -> None:
+    """10 held-out rows are enough for 50 and 90 %; of 95 % nothing is promised, and the table says so."""
+    x, y = arrays("val.npz")
+    np.savez("few.npz", x=x[:10].numpy(), y=y[:10].numpy())
+    assert invoke("fit", *FIT, "--tune", "val.npz", "--calibrate", "few.npz", "--out", "kept.mcbn").exit_code == 0
+    report = evaluate("--posterior", "kept.mcbn", "--data", "test.npz")
+    x, y = arrays("test.npz")
+    pred = by_hand().calibrate(arrays("few.npz")).predict(x)
+    for level, calibrated in ((0.5, True), (0.9, True), (0.95, False)):
+        low, high = pred.interval(level, calibrated=calibrated)
+        assert report["coverage"][f"{level:g}"] == pytest.approx(((low <= y) & (y <= high)).double().mean().item())
+    assert report["coverage"]["0.5"] != evaluate("--posterior", "net.mcbn", "--data", "test.npz")["coverage"]["0.5"]
+    text = invoke("evaluate", *MODEL, "--posterior", "kept.mcbn", "--data", "test.npz").stdout
+    assert "inside the 90 % calibrated interval" in text
+    assert "inside the 95 % Gaussian interval" in text
+    few = evaluate("--posterior", "kept.mcbn", "--data", "test.npz", "--samples", "9")  # of which nothing was promised
+    assert set(few["coverage_of"].values()) == {"Gaussian interval"}
+
+
+def test_evaluate_counts_sets() -> None:
+    labels = ("--data", "train_labels.npz", "--task", "classification", "--batch-size", "16", "--out", "sets.mcbn")
+    assert invoke("fit", *CLASSES[2:], *labels, "--calibrate", "train_labels.npz").exit_code == 0
+    x, y = arrays("test_labels.npz")
+    pred = mcbn.MCBN.load("sets.mcbn", network("classes")).predict(x)
+    for posterior, kind in (("sets.mcbn", "calibrated set"), (CLASSES[1], "smallest set")):
+        shown = ("--posterior", posterior, *CLASSES[2:], "--data", "test_labels.npz", "--coverage", "0.8")
+        report = json.loads(invoke("evaluate", *shown, "--json").stdout)
+        if kind == "calibrated set":
+            held = pred.set(0.8).gather(1, y.unsqueeze(1)).double().mean().item()
+            assert report["coverage"]["0.8"] == pytest.approx(held)
+        assert set(report["coverage_of"].values()) == {kind}
+        assert f"inside the 95 % {kind}" in invoke("evaluate", *shown).stdout

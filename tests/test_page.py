@@ -283,6 +283,17 @@ def test_page_counts_calibrated_intervals_by_group(fitted, tmp_path: Path):
     spread = evidence.spread(calibrated, x[300:], y[300:])
     assert spread.inside.tolist() == inside.tolist()
     assert "most uncertain fifth by uncertainty" in page
+    assert "Share inside the calibrated 95 % interval" in page
+    assert "The bands and curves below are those before calibration" in page
     assert ">left</td>" in page
     with pytest.raises(mcbn.MCBNError, match="groups holds 1 names for"):
         write_page(tmp_path / "page.html", bayes, x[300:], y[300:], groups=["a"])
+
+
+@pytest.mark.parametrize("options", [{"method": "linear"}, {"groups": [0, 1] * 50}])
+def test_page_shows_gaussian_intervals_where_nothing_is_promised_of_them(fitted, tmp_path: Path, options):
+    bayes, x, y = fitted
+    calibrated = bayes.with_posterior(bayes.posterior).calibrate((x[200:300], y[200:300]), **options)
+    page = write_page(tmp_path / "page.html", calibrated, x[300:], y[300:]).read_text()
+    assert "Share inside the Gaussian 95 % interval" in page
+    assert "before calibration" not in page

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mcbn import metrics, noise
 from mcbn.baselines import ConstantUncertainty, DeepEnsemble
+from mcbn.conformal import inside
 from mcbn.errors import MCBNError, require_choice
 from mcbn.members import Members
 from mcbn.model import MCBN
@@ -63,7 +64,7 @@ def compare(
         bayes: a fitted `mcbn.MCBN`, of one network or several; it is left as it is.
         validation, test: (x, y) or a loader of such batches; the test data serve for scores alone.
         others: further predictors by name, such as `mcbn.baselines.MCDropout` and `DeepEnsemble`.
-        level: of the intervals (regression) or sets (classification) whose coverage is counted.
+        level: of the intervals (regression) or sets (classification) whose coverage is counted, uncalibrated.
         seed: of the bootstrap.
 
     >>> mcbn.compare(bayes, (x[:40], y[:40]), (x[40:], y[40:])).advice[:4]
@@ -124,9 +125,8 @@ def _score(name: str, predict: Predict, pairs: Sequence[tuple[Any, Tensor]], lev
 def _judge_values(pred: Any, y: Tensor, level: float) -> tuple[Tensor, ...]:
     """Return CRPS (N,), whether the interval holds, the std and the absolute error, averaged over outputs."""
     y = match_shape(y, pred.mean)
-    low, high = pred.interval(level)
-    crps, covered = metrics.crps_gaussian(pred.mean, pred.variance, y), (low <= y) & (y <= high)
-    values = crps, covered, pred.std, (y - pred.mean).abs()
+    crps, error = metrics.crps_gaussian(pred.mean, pred.variance, y), (y - pred.mean).abs()
+    values = crps, inside(pred, y, level), pred.std, error
     return tuple(flatten(value, 1).double().mean(1) for value in values)
 
 
@@ -134,8 +134,7 @@ def _judge_labels(pred: Any, y: Tensor, level: float) -> tuple[Tensor, ...]:
     """Return NLL, whether the set holds the label, 1 - top probability, error, probabilities and labels."""
     y = require_labels(y, pred.probs)
     probs = pred.probs.movedim(1, -1).flatten(0, -2)  # (points, K)
-    covered = pred.set(level).gather(1, y.unsqueeze(1)).flatten()
-    labels = y.flatten()
+    covered, labels = inside(pred, y, level).flatten(), y.flatten()
     top, label = probs.max(1)
     return -pred.log_prob(y).flatten().double(), covered, 1 - top, (label != labels).double(), probs, labels
 

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 from mcbn import noise
 from mcbn.errors import MCBNError, require_choice
 from mcbn.outputs import flatten, match_shape, require_labels
-from mcbn.prediction import require_level
+from mcbn.prediction import central_interval, require_level
 
 SCORES = {"regression": ("std", "absolute", "quantile"), "classification": ("aps", "raps")}
 PIXELS = 256  # drawn from every image: they stand for all of it
@@ -59,7 +59,8 @@ class Calibration:
         share of pixels inside is at least the level (risk control, Angelopoulos et al. 2022, arXiv 2208.02814).
         """
         if group not in self.scores:
-            raise MCBNError(f"no held-out example was of group {group}; there are {sorted(self.scores)}")
+            kind = "class" if self.by == "class" else "group"
+            raise MCBNError(f"no held-out example was of {kind} {group}; there are {sorted(self.scores)}")
         scores, n = self.scores[group], self.counts[group]
         require_enough(level, n, "" if self.by == "all" else f" of {self.by} {group}")
         k = math.ceil(round((n + 1) * level * len(scores) / n, 6))
@@ -223,6 +224,23 @@ def _lay_out(scores: Tensor, valid: Tensor | None, joint: bool, seed: int) -> Te
     return scores.transpose(1, 2)
 
 
+def promised(pred: Any, level: float) -> bool:
+    """Tell whether a prediction is calibrated for this level, whatever group an input belongs to."""
+    kept, least = pred.calibration, least_examples(require_level(level))
+    return kept is not None and not kept.mismatch and kept.by != "group" and min(kept.counts.values()) >= least
+
+
+def inside(pred: Any, y: Tensor, level: float) -> Tensor:
+    """Tell whether the interval or set holds the target, (N, ...): the calibrated one, where it is promised."""
+    calibrated = promised(pred, level)
+    if hasattr(pred, "probs"):
+        held: Tensor = pred.set(level, calibrated=calibrated).gather(1, require_labels(y, pred.probs).unsqueeze(1))
+        return held.squeeze(1)
+    y = match_shape(y, pred.mean)
+    low, high = pred.interval(level) if calibrated else central_interval(pred.mean, pred.variance.sqrt(), level)
+    return (low <= y) & (y <= high)
+
+
 def set_scores(probs: Tensor, penalty: tuple[float, int] = (0.0, 0), share: Tensor | None = None) -> Tensor:
     """Score every class k: -sum_{j: p_j < p_k} p_j - u p_k + weight (rank_k - free)+, shaped as probs (N, K, ...).
 
@@ -295,10 +313,14 @@ def cross_set(predictions: Sequence[Any], level: float) -> Tensor:
     return below < require_level(level) * (n + 1)
 
 
+def least_examples(level: float) -> int:
+    """Return the least n for which ceil((n + 1) level) does not exceed n."""
+    return math.ceil(round(level / (1 - level), 6))
+
+
 def require_enough(level: float, n: int, whose: str = "") -> None:
-    """Refuse a level for which ceil((n + 1) level) exceeds n."""
-    least = math.ceil(round(level / (1 - level), 6))
-    if n < least:
+    """Refuse a level that n held-out examples cannot promise."""
+    if n < (least := least_examples(level)):
         fault = f"level {level:g} needs at least {least} held-out examples{whose}, calibrate was given {n}"
         raise MCBNError(f"{fault}: give it more, or ask for {n / (n + 1):.3g} at most")
 

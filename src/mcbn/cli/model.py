@@ -185,7 +185,7 @@ def evaluate(
     data: Annotated[str, typer.Option(help=f"held-out inputs and targets: {Data}")],
     tune: Annotated[str | None, typer.Option(help="validation data: tune tau, and the constant twin's, on it")] = None,
     compare: Annotated[bool, typer.Option("--compare", help="with --tune: which alternative to take")] = False,
-    coverage: Annotated[float | None, typer.Option(help="regression: one more interval to check")] = None,
+    coverage: Annotated[float | None, typer.Option(help="level of one more interval or set to count")] = None,
     method: Method = "sample",
     samples: Samples = None,
     mean: Mean = "drawn",
@@ -199,7 +199,8 @@ def evaluate(
       mcbn evaluate --posterior net.mcbn --model nets:make --weights w.pt --data test.csv
 
     Regression: RMSE, CRPS, PLL beside the constant twin (same mean, one variance), normalised (0 the twin, 100 the best
-    variance of every point), coverage. Classification: accuracy, NLL, Brier score, ECE, AUROC of errors, beside plain.
+    variance of every point). Classification: accuracy, NLL, Brier score, ECE, AUROC of errors, beside plain. Both: the
+    share inside the intervals or sets, after `mcbn fit --calibrate` the calibrated ones, as the table says.
     """
     fitted = source.load()
     bayes, test = fitted.bayes, fitted.open(data, target)
@@ -213,12 +214,12 @@ def evaluate(
         cure = "give validation data by --tune, here or to mcbn fit"
         raise MCBNError(f"{source.posterior} knows no noise precision tau; {cure}")
     pairs = (block[:2] for block in test.blocks("evaluating"))
-    options: dict[str, Any] = {"method": method, "n_samples": samples, "mean": mean}
+    levels = sorted({*scoring.LEVELS, *([] if coverage is None else [coverage])})
+    options: dict[str, Any] = {"method": method, "n_samples": samples, "mean": mean, "levels": levels}
     if bayes.task != "regression":
         scores = scoring.evaluate_classification(bayes, pairs, **options)
     else:
-        levels = {*scoring.LEVELS, *([] if coverage is None else [coverage])}
-        scores = scoring.evaluate_regression(bayes, pairs, constant=constant, levels=sorted(levels), **options)
+        scores = scoring.evaluate_regression(bayes, pairs, constant=constant, **options)
     tuned_on = tune or (constant is not None and "the validation data of the fit") or None
     report = scoring.gather(bayes, scores, data=data, n_samples=samples, tuned_on=tuned_on)
     typer.echo(to_json(report) if as_json else scoring.as_text(report))

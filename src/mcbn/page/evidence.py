@@ -5,7 +5,7 @@ A point is one output of one input: a row of a table, an image with its class, a
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mcbn.check.diagnosis import ENOUGH_EXAMPLES, Diagnosis
+from mcbn.conformal import inside, promised
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.noise import constant_tau
@@ -25,7 +26,7 @@ from mcbn.progress import bar, counting
 Vector: TypeAlias = NDArray[np.float64]
 Names: TypeAlias = Sequence[str] | None  # of columns, classes or groups, where they are given
 Block: TypeAlias = dict[str, Tensor | None]  # some points by the names of `Spread` or `Votes`
-LEVEL, LEAST = 0.95, 19  # of the intervals and sets on the page, and the held-out examples a calibration needs for it
+LEVEL = 0.95  # of the intervals and sets on the page
 ROWS = 512  # inputs predicted at a time, at most
 VALUES = 2**23  # of these inputs: probabilities of a whole data set of images need not fit in memory
 VALUES_CHECKED = 2**24  # of all training inputs that the checks run
@@ -42,10 +43,11 @@ class Spread:
     constant_std: float  # of the twin with the same means and one variance
     constant_source: str  # where the constant comes from
     inputs: NDArray[np.int64]  # number of the input that each point belongs to
-    inside: Vector  # 1 where the target is in the 95 % interval, calibrated where it is
+    inside: Vector  # 1 where the target is in the 95 % interval
     epistemic: Vector | None = None  # variance over the draws, where it is known apart from the noise
     log_prob: Vector | None = None  # predictive log likelihood; None where tau was never tuned
     plain: Vector | None = None  # what the untouched network says, where it was asked
+    kind: str = "Gaussian"  # of the intervals; or calibrated
 
     @cached_property
     def error(self) -> Vector:
@@ -65,9 +67,10 @@ class Votes:
     brier: Vector  # sum_k (p_k - 1[y = k])^2
     mass_above: Vector  # probability of the classes ranked above the true one
     inputs: NDArray[np.int64]  # number of the input that each point belongs to
-    inside: Vector  # 1 where the true class is in the 95 % set, calibrated where it is
+    inside: Vector  # 1 where the true class is in the 95 % set
     population: int  # points there are; more than N where so many were drawn from them
     mutual_information: Vector | None = None  # part of the entropy on which the draws disagree; None for a single pass
+    kind: str = "smallest"  # of the sets; or calibrated
 
     @cached_property
     def right(self) -> Vector:
@@ -88,18 +91,12 @@ def spread(bayes: MCBN[Any], x: Any, y: Tensor, *, constant_std: float | None = 
         if pred.mean.ndim in (2, 4) and pred.mean.shape[1] > 1:
             cure = "write a page for each, with an output= of MCBN that returns it"
             raise MCBNError(f"the network has {pred.mean.shape[1]} outputs; {cure}")
-        target, std = match_shape(y[rows], pred.mean), pred.variance.sqrt()
-        low, high = pred.interval(LEVEL) if _promises(pred) else central_interval(pred.mean, std, LEVEL)
+        target = match_shape(y[rows], pred.mean)
         moments = {"mean": pred.mean, "std": pred.variance.double().sqrt(), "epistemic": pred.epistemic}
         moments |= {"log_prob": pred.log_prob(target) if tuned else None, "plain": bayes.plain_mean(block)}
-        points.append(moments | {"y": target, "inside": ((low <= target) & (target <= high)).to(target)})
-    return _with_twin(points, len(y), constant_std)
-
-
-def _promises(pred: Any) -> bool:
-    """Tell whether a prediction is calibrated for the level, whatever group an input belongs to."""
-    calibration = pred.calibration
-    return calibration is not None and calibration.by != "group" and min(calibration.counts.values()) >= LEAST
+        points.append(moments | {"y": target, "inside": inside(pred, target, LEVEL).to(target)})
+    kind = "calibrated" if promised(pred, LEVEL) else "Gaussian"
+    return replace(_with_twin(points, len(y), constant_std), kind=kind)
 
 
 def spread_of(mean: Tensor, std: Tensor, y: Tensor, constant_std: float | None = None) -> Spread:
@@ -134,14 +131,15 @@ def votes(bayes: MCBN[Any], x: Any, y: Tensor, *, ignore_index: int | None = Non
     labels, ours, plain = torch.where(valid, y, 0), [], []
     for rows, block in _blocks(x, len(y)):
         pred = bayes.predict(block)
-        sets = pred.set(LEVEL, calibrated=_promises(pred))
+        sets = pred.set(LEVEL, calibrated=promised(pred, LEVEL))
         ours.append(_vote(pred.probs, labels[rows], kept[rows], sets, pred.mutual_information))
         probs = bayes.plain_mean(block)
         plain.append(_vote(probs, labels[rows], kept[rows], smallest_set(probs, LEVEL)))
     if not kept.any():
         raise MCBNError("every label is the one to ignore: nothing is left to report on")
     points: dict[str, Any] = {"inputs": kept.nonzero()[:, 0].numpy(), "population": population}
-    return Votes(**_join(ours), **points), Votes(**_join(plain), **points)
+    kind = "calibrated" if promised(pred, LEVEL) else "smallest"
+    return Votes(**_join(ours), kind=kind, **points), Votes(**_join(plain), **points)
 
 
 def votes_of(probs: Tensor, y: Tensor, information: Tensor | None = None) -> Votes:

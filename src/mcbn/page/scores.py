@@ -174,7 +174,7 @@ def regression_scores(spread: Spread) -> list[Score]:
         log_prob = np.repeat(spread.log_prob / n_each, n_each)
         rows.append(_score("PLL", "higher", log_prob, constant, metrics.pll_optimum(mean, y).numpy()))
     ours, twin = float(spread.inside.mean()), float(interval_coverage(spread.error, spread.constant_std).y[95])
-    return [*rows, Score("Share inside the 95 % interval", "near 0.95", ours, twin, 0.95, math.nan)]
+    return [*rows, Score(f"Share inside the {spread.kind} 95 % interval", "near 0.95", ours, twin, 0.95, math.nan)]
 
 
 def worse_mean(name: str, ours: Vector, plain: Vector) -> str:

@@ -3,7 +3,7 @@
 Regression has the constant twin (same mean, one variance; Teye et al. 2018, Section 4.2), classes the plain network.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,10 +11,10 @@ from jinja2 import Environment, PackageLoader
 from torch import Tensor
 
 from mcbn import metrics, noise
+from mcbn.conformal import inside, promised
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
-from mcbn.outputs import match_shape, require_labels
-from mcbn.prediction import central_interval
+from mcbn.outputs import flatten, match_shape, require_labels
 
 LEVELS = (0.5, 0.9, 0.95)
 Pairs = Iterable[tuple[Any, Tensor]]  # inputs and targets, block by block
@@ -31,8 +31,22 @@ def _gather(rows: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:
     return [torch.cat(column) for column in columns]
 
 
+def _inside(pred: Any, y: Tensor, levels: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Return the share of each input inside its interval or set of every level, (N, L), and which are calibrated."""
+    shares = [flatten(inside(pred, y, level), 1).double().mean(1) for level in levels]
+    return torch.stack(shares, 1), torch.tensor([[promised(pred, level) for level in levels]])
+
+
+def _coverage(counted: Sequence[Tensor], levels: Sequence[float], kinds: tuple[str, str]) -> Report:
+    """Average what `_inside` counted over inputs, and name it, by level."""
+    names, (shares, calibrated) = [f"{level:g}" for level in levels], counted
+    of = [kinds[int(each)] for each in calibrated[0]]
+    coverage = shares.mean(0).tolist()
+    return {"coverage": dict(zip(names, coverage, strict=True)), "coverage_of": dict(zip(names, of, strict=True))}
+
+
 def evaluate_regression(
-    bayes: MCBN[Any], pairs: Pairs, *, constant: Tensor | None = None, levels: Iterable[float] = LEVELS, **options: Any
+    bayes: MCBN[Any], pairs: Pairs, *, constant: Tensor | None = None, levels: Sequence[float] = LEVELS, **options: Any
 ) -> Report:
     """Score a fitted and tuned MCBN on targets, streaming: a few numbers are kept for each point.
 
@@ -43,19 +57,15 @@ def evaluate_regression(
     def judge(x: Any, y: Tensor) -> tuple[Tensor, ...]:
         pred = bayes.predict(x, **options)
         y = match_shape(y, pred.mean)
-        return pred.mean, pred.variance, pred.log_prob(y), y, bayes.plain_mean(x)
+        return pred.mean, pred.variance, pred.log_prob(y), y, bayes.plain_mean(x), *_inside(pred, y, levels)
 
-    mean, variance, pll, y, plain = _gather(judge(x, y) for x, y in pairs)  # (N, ...), pll (N,)
+    mean, variance, pll, y, plain, *counted = _gather(judge(x, y) for x, y in pairs)  # (N, ...), pll (N,)
     tau = (noise.constant_tau(mean, y) if constant is None else constant).to(mean)  # (D,)
     spread = tau.reshape(-1, *(1,) * (mean.ndim - 2)) if mean.ndim > 1 else tau.reshape(())
     crps = metrics.crps_gaussian(mean, variance, y)
     constant_crps = metrics.crps_gaussian(mean, (1 / spread).expand_as(mean), y)
     constant_pll = metrics.pll(mean.unsqueeze(0), y, spread)
     rmse = metrics.rmse(mean, y).item()
-
-    def covered(level: float) -> float:
-        low, high = central_interval(mean, variance.sqrt(), level)
-        return float(((low <= y) & (y <= high)).double().mean())
 
     return {
         "n_points": len(y),
@@ -66,7 +76,7 @@ def evaluate_regression(
             "crps": _normalized(crps, constant_crps, metrics.crps_optimum(mean, y)),
             "pll": _normalized(pll, constant_pll, metrics.pll_optimum(mean, y)),
         },
-        "coverage": {f"{level:g}": covered(level) for level in levels},
+        **_coverage(counted, levels, ("Gaussian interval", "calibrated interval")),
         "constant_tau": tau.tolist() if len(tau) > 1 else tau.item(),
     }
 
@@ -78,17 +88,21 @@ def _normalized(score: Tensor, constant: Tensor, optimum: Tensor) -> float | Non
         return None
 
 
-def evaluate_classification(bayes: MCBN[Any], pairs: Pairs, **options: Any) -> Report:
+def evaluate_classification(
+    bayes: MCBN[Any], pairs: Pairs, *, levels: Sequence[float] = LEVELS, **options: Any
+) -> Report:
     """Score class probabilities beside those of the plain network; the AUROC asks whether entropy finds the errors."""
 
     def judge(x: Any, y: Tensor) -> tuple[Tensor, ...]:
-        probs, plain = bayes.predict(x, **options).probs, bayes.plain_mean(x)
-        if bayes.task == "multilabel":  # each label is a class of its own
-            probs, plain = (torch.stack([1 - p, p], 1) for p in (probs, plain))
+        pred, plain = bayes.predict(x, **options), bayes.plain_mean(x)
+        if bayes.task != "multilabel":
+            return pred.probs, plain, require_labels(y, pred.probs), *_inside(pred, y, levels)
+        probs, plain = (torch.stack([1 - p, p], 1) for p in (pred.probs, plain))  # each label is a class of its own
         return probs, plain, require_labels(y, probs)
 
-    probs, plain, y = _gather(judge(x, y) for x, y in pairs)
+    probs, plain, y, *counted = _gather(judge(x, y) for x, y in pairs)
     scores = {"mcbn": _class_scores(probs, y), "plain": _class_scores(plain, y)}
+    scores |= _coverage(counted, levels, ("smallest set", "calibrated set")) if counted else {}
     return {"n_points": len(y), "worse_mean": metrics.worse_probs(probs, plain, y) or None, **scores}
 
 
