@@ -85,3 +85,21 @@ def test_methods_of_another_task_are_refused() -> None:
     other = Temperature(nn.Linear(3, 4).double(), "classification")
     with pytest.raises(mcbn.MCBNError, match="'other' does classification, but the others regression"):
         mcbn.compare(fitted("regression"), noisy(30, 2), noisy(30, 3), others={"other": other})
+
+
+def test_what_is_advised_beats_the_plain_network_beyond_chance() -> None:
+    """m1 is as good as the best, m2, and yet no better than m0 beyond chance."""
+    noise = torch.randn(2, 400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    plain = 2 + noise[0]
+    losses = torch.stack([plain, plain - 0.04 + 0.5 * noise[1], plain - 0.06 + 0.1 * noise[1]])
+    assert comparison.difference(losses[1], losses[0])[0] < 0
+    assert comparison.difference(losses[2], losses[1])[0] < 0
+    assert comparison._advise("NLL", rows(losses), losses, 0).startswith("Take 'm2'")
+
+
+def test_nothing_beats_the_plain_network_only_where_nothing_does() -> None:
+    """The best on average, m1, may be chance where m2 is not."""
+    noise = torch.randn(2, 400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    losses = torch.stack([2 + noise[0], 1.9 + 3 * noise[1], 1.95 + noise[0]])
+    assert losses[1].mean() < losses[2].mean()
+    assert comparison._advise("NLL", rows(losses), losses, 0).startswith("Take 'm2'")

@@ -422,3 +422,13 @@ def test_drawn_samples_must_be_kept_for_quantiles_of_a_loader() -> None:
         bayes.predict(loader).interval(0.9)
     kept = bayes.predict(loader, return_samples=True).interval(0.9)
     torch.testing.assert_close(kept[0], bayes.predict(noisy(20, 3)[0]).interval(0.9)[0], rtol=1e-9, atol=1e-9)
+
+
+def test_calibration_and_prediction_draw_random_shares_of_their_own() -> None:
+    """Equal shares would tie each new input to the held-out one of the same place."""
+    bayes, (x, y) = fitted("classification", 4), classes(60, 2)
+    pred = bayes.calibrate((x, y), randomize=True).predict(x)
+    new = pred.calibration.score_classes(pred.probs, 0).gather(1, y.unsqueeze(1))
+    held = pred.calibration.scores[0]
+    assert not torch.isin(held, new).any()
+    assert abs(held.mean() - new.mean()) < 0.1

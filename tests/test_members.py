@@ -140,6 +140,9 @@ def test_mistakes() -> None:
     bayes = mcbn.MCBN([networks()[0], other.eval()], "regression").fit(data()[0], n_samples=3, batch_size=8)
     with pytest.raises(mcbn.MCBNError, match=r"members must give outputs of one shape; got \(60, 3\), \(60, 2\)"):
         bayes.predict(data()[0])
+    for verb in (bayes.sample, bayes.plain_mean, lambda x: bayes.tune((x, x[:, :3]), score="pll")):
+        with pytest.raises(mcbn.MCBNError, match=r"members must give outputs of one shape; got .*3\), .*2\)"):
+            verb(data()[0])
     with pytest.raises(mcbn.MCBNError, match="at least one network; got an empty list"):
         mcbn.MCBN([], "regression")
     with pytest.raises(mcbn.MCBNError, match=r"model must be a torch\.nn\.Module"):
@@ -182,6 +185,12 @@ def test_members_with_a_head_start_with_the_noise_that_the_networks_give() -> No
     pred = mcbn.MCBN(heads, "regression", noise="head").fit(x, n_samples=T, batch_size=16).predict(x)
     single = [mcbn.MCBN(net, "regression", noise="head").fit(x, n_samples=T, batch_size=16).predict(x) for net in heads]
     torch.testing.assert_close(pred.aleatoric, torch.stack([one.aleatoric for one in single]).mean(0))
+
+
+def test_a_file_of_several_is_not_that_of_one(tmp_path: Path) -> None:
+    several().save(tmp_path / "nets.mcbn")
+    with pytest.raises(mcbn.MCBNError, match=r"takes a list of 2 networks for it"):
+        mcbn.MCBN.load(tmp_path / "nets.mcbn", networks()[0])
 
 
 def test_adapt_moves_every_member_and_leaves_the_old_one() -> None:

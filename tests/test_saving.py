@@ -156,7 +156,7 @@ def test_foreign_files(tmp_path: Path) -> None:
     with pytest.raises(mcbn.MCBNError, match="not a whole safetensors file"):
         mcbn.MCBN.load(path, model)
     save_file({"x": x}, path)
-    with pytest.raises(mcbn.MCBNError, match="not an mcbn posterior"):
+    with pytest.raises(mcbn.MCBNError, match="not the posterior of one network"):
         mcbn.MCBN.load(path, model)
     with pytest.raises(mcbn.MCBNError, match="there is no file"):
         mcbn.MCBN.load(tmp_path / "none.mcbn", model)

@@ -57,8 +57,9 @@ def compare(
 ) -> Comparison:
     """Score the plain network, temperature or constant variance, and MCBN in three ways, on the same test data.
 
-    What can be tuned is tuned on the validation data, in copies. The advice is the simplest method that the best one
-    does not beat beyond chance: the 95 % bootstrap interval of their mean difference in loss holds 0.
+    What can be tuned is tuned on the validation data, in copies. The advice is the plain network, or where methods beat
+    it beyond chance, the simplest of these that their best does not beat so: the 95 % bootstrap interval of the mean
+    difference in loss holds 0.
 
     Args:
         bayes: a fitted `mcbn.MCBN`, of one network or several; it is left as it is.
@@ -149,14 +150,13 @@ def difference(losses: Tensor, other: Tensor, seed: int = 0) -> tuple[float, flo
 
 
 def _advise(score: str, rows: Sequence[Row], losses: Tensor, seed: int) -> str:
-    """Say which method to take: the simplest that the best does not beat beyond chance."""
-    best = min(range(len(rows)), key=lambda i: rows[i].loss)
-    gaps = [difference(losses[best], losses[i], seed) for i in range(len(rows))]
-    taken = next(i for i, (low, _) in enumerate(gaps) if low <= 0 or i == best)
-    name, loss = rows[taken].method, rows[taken].loss
-    if taken == 0:
-        return f"Take {name!r}: its {score} is {loss:.4g}, and nothing here beats it beyond chance."
-    low, high = difference(losses[taken], losses[0], seed)
-    gain = f"{rows[0].loss - loss:.4g} below that of {rows[0].method!r}"
-    sure = f"a difference {'beyond' if low > 0 else 'within'} chance (95 % bootstrap interval {low:.4g} to {high:.4g})"
-    return f"Take {name!r}: its {score} is {loss:.4g}, {gain}, {sure}."
+    """Say which method to take: the first, or the simplest as good as the best of those that beat it beyond chance."""
+    gains = [difference(each, losses[0], seed) for each in losses]
+    better, first = [i for i, (low, _) in enumerate(gains) if low > 0], rows[0]
+    if not better:
+        return f"Take {first.method!r}: its {score} is {first.loss:.4g}, and nothing here beats it beyond chance."
+    best = min(better, key=lambda i: rows[i].loss)
+    taken = next(i for i in better if difference(losses[best], losses[i], seed)[0] <= 0)
+    (name, loss, *_), (low, high) = rows[taken], gains[taken]
+    sure = f"a difference beyond chance (95 % bootstrap interval {low:.4g} to {high:.4g})"
+    return f"Take {name!r}: its {score} is {loss:.4g}, {first.loss - loss:.4g} below that of {first.method!r}, {sure}."

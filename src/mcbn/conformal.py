@@ -203,7 +203,7 @@ def _score_labels(pred: Any, y: Tensor, settings: Calibration, group: Tensor, ho
     labels = require_labels(y.masked_fill(ignored, 0), probs)
     valid = ~ignored.reshape(labels.shape).to(labels.device)
     kept = flatten(valid, 1).any(1)  # (N,)
-    scores = settings.score_classes(probs, seed).gather(1, labels.unsqueeze(1))[kept]  # (N, 1, ...)
+    scores = settings.score_classes(probs, ~seed).gather(1, labels.unsqueeze(1))[kept]  # (N, 1, ...)
     group = labels[kept] if settings.by == "class" else group.to(kept.device)[kept]
     top, label = probs.max(1)
     ranked = (None, None) if dense else (1 - top[kept], (label != labels)[kept].to(probs.dtype))

@@ -55,8 +55,12 @@ class Members(Predictor):
 
     def draws(self, inputs: Any, n_samples: int) -> Iterator[Tensor]:
         """Yield outputs for prepared inputs, all draws of one member after those of the other."""
+        shapes = dict[torch.Size, None]()
         for member in self.members:
-            yield from member.draws(member.engine.network.prepare(inputs), n_samples)
+            for chunk in member.draws(member.engine.network.prepare(inputs), n_samples):
+                shapes[chunk.shape[1:]] = None
+                _require_one(shapes)
+                yield chunk
 
     def predict(self, x: Any, *, method: str = "sample", **options: Any) -> Any:
         """Pool what the members predict; arguments as for `mcbn.MCBN.predict`."""
@@ -70,7 +74,7 @@ class Members(Predictor):
 
     def plain_mean(self, x: Any) -> Tensor:
         """Return the average of the members' own means (N, ...) or class probabilities (N, K, ...), without draws."""
-        return torch.stack([member.plain_mean(x) for member in self.members]).mean(0)
+        return _stack([member.plain_mean(x) for member in self.members]).mean(0)
 
     def plain(self, x: Any) -> Tensor:
         """Return `plain_mean` as a network gives it, (N, ...): of classes the logarithm."""
@@ -172,14 +176,22 @@ class Members(Predictor):
         return f"Members({self.members!r})"
 
 
+def _stack(values: Sequence[Tensor]) -> Tensor:
+    """Stack what the members give, (S, N, ...)."""
+    _require_one(dict.fromkeys(value.shape for value in values))
+    return torch.stack([*values])
+
+
+def _require_one(shapes: Iterable[torch.Size]) -> None:
+    if len(each := [str(tuple(shape)) for shape in shapes]) > 1:
+        raise MCBNError(f"members must give outputs of one shape; got {', '.join(each)}")
+
+
 def pool(predictions: Sequence[Any]) -> Any:
     """Join predictions for the same inputs by different networks: moments over the draws of all of them."""
     first, S = predictions[0], len(predictions)
     name, spread = ("mean", "epistemic") if hasattr(first, "mean") else ("probs", "variance")
-    shapes = [tuple(getattr(pred, name).shape) for pred in predictions]
-    if len(set(shapes)) > 1:
-        raise MCBNError(f"members must give outputs of one shape; got {', '.join(map(str, shapes))}")
-    centres = torch.stack([getattr(pred, name) for pred in predictions])  # (S, N, ...)
+    centres = _stack([getattr(pred, name) for pred in predictions])  # (S, N, ...)
     between = centres.var(0, correction=0)
     pooled: dict[str, Any] = {name: centres.mean(0), "between": between}
     pooled[spread] = sum(getattr(pred, spread) for pred in predictions) / S + between

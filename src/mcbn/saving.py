@@ -203,7 +203,8 @@ def _stored(path: str | Path, tensors: Mapping[str, Tensor], name: str, shape: t
 
 def _require_readable(path: str | Path, metadata: Mapping[str, str]) -> None:
     if metadata.get("format") != FORMAT:
-        raise MCBNError(f"{path} is a safetensors file but not an mcbn posterior; write one with MCBN.save")
+        cure = f"; MCBN.load takes a list of {metadata['members']} networks for it" if "members" in metadata else ""
+        raise MCBNError(f"{path} is a safetensors file but not the posterior of one network by MCBN.save{cure}")
     if (version := metadata.get("format_version")) not in READABLE:
         raise MCBNError(f"{path} has posterior format {version}, this mcbn reads {FORMAT_VERSION} or less; fit again")
     if version != str(FORMAT_VERSION):

@@ -35,7 +35,7 @@ def arrays_of(pred: Any, coverage: float, classes: Sequence[str] | None, first: 
         values = {"mean": pred.mean, "std": std, "low": low, "high": high}
     else:
         values = {name: getattr(pred, name) for name in CLASSIFICATION}
-        values |= {} if pred.calibration is None else {"set": pred.set(coverage)}
+        values |= {} if pred.calibration is None else {"set": pred.set(coverage, seed=first)}
     arrays: dict[str, Array] = {name: value.cpu().numpy() for name, value in values.items()}
     for name, array in arrays.items():
         if not np.isfinite(array).all():
