@@ -50,6 +50,8 @@ def number(value: float | None, digits: int = 4) -> str:
     """Show a number with so many significant digits; what is not finite is a dash."""
     if value is None or not math.isfinite(value):
         return MISSING
+    if isinstance(value, int):
+        return f"{value:,}"
     if value and (abs(value) >= 1e6 or abs(value) < 1e-4):
         return f"{value:.{digits - 2}e}"
     decimals = digits - 1 - math.floor(math.log10(abs(value))) if value else 0
