@@ -75,4 +75,5 @@ $(ZOO_READY): pyproject.toml study/pyproject.toml benchmarks/pyproject.toml cons
 	$(PYTHON) -m venv .venv-zoo
 	.venv-zoo/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	.venv-zoo/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . -e study -e "benchmarks[zoo]"
+	.venv-zoo/bin/python -m pip install --quiet --disable-pip-version-check --no-deps tsai  # it asks for scikit-learn < 1.8
 	touch $@
