@@ -12,7 +12,8 @@ from mcbn import private_torch
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = (ROOT / "src" / "mcbn", ROOT / "study" / "mcbn_study", ROOT / "benchmarks" / "mcbn_benchmarks")
-OF_OBJECTS = {"_version", "_cdata", "_is_view"}  # of tensors and storages
+OF_TENSORS = {"_version", "_cdata", "_is_view"}  # and of storages
+OF_MODULES = {"_parameters", "_buffers", "_forward_hooks", "_forward_pre_hooks", "_orig_mod"}
 
 
 def private(name: str) -> bool:
@@ -28,8 +29,11 @@ def names_of_torch(path: Path) -> Iterator[str]:
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "torch")
         elif isinstance(node, ast.Attribute):
             dotted = ast.unparse(node)
-            if re.fullmatch(r"torch(\.\w+)+", dotted) or node.attr in OF_OBJECTS:
+            of_modules = node.attr in OF_MODULES and not dotted.startswith("self.")
+            if of_modules or node.attr in OF_TENSORS or re.fullmatch(r"(torch|nn|F|fx)(\.\w+)+", dotted):
                 yield dotted
+        elif isinstance(node, ast.Constant) and str(node.value).strip(".") in OF_MODULES:
+            yield node.value
 
 
 def test_no_other_module_uses_private_names_of_torch() -> None:

@@ -1,5 +1,6 @@
 """`python -m mcbn_benchmarks COMMAND`."""
 
+from mcbn.cli import show_whole_sentences
 from mcbn_benchmarks import fresh, gpu, pages, ray, sweep, trainer
 from mcbn_benchmarks.commands import app, command
 
@@ -7,6 +8,7 @@ for lines in (pages.pages, gpu.chunks, gpu.narrow, pages.costs):
     command(lines)
 for records in (fresh.first, fresh.memory, ray.ray, sweep.sweep, trainer.trainer):
     command(records, kept=True)
+show_whole_sentences(app)
 
 if __name__ == "__main__":
     app(prog_name="python -m mcbn_benchmarks")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mcbn.errors import MCBNError
-from mcbn.private_torch import AnyBatchNorm, Dispatched, is_view, storage_of
+from mcbn.private_torch import AnyBatchNorm, AnyInstanceNorm, Dispatched, is_view, storage_of
 
 NATIVE = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
 BATCH_NORMS: dict[Any, tuple[str, ...]] = {  # the function, and what it calls on; each with its positional arguments
@@ -142,7 +142,7 @@ class Survey(BatchNormMode):
         self.module, self.watched = module, False
         children = ((n, getattr(child, k, None)) for n, child in module.named_modules() for k in STATISTICS)
         self.statistics = {storage_of(value): name for name, value in children if isinstance(value, Tensor)}
-        others = (AnyBatchNorm, nn.modules.instancenorm._InstanceNorm)  # refused elsewhere, and no batch norm
+        others = (AnyBatchNorm, AnyInstanceNorm)  # refused elsewhere, and no batch norm
         self.own = {n for n, m in module.named_modules() if n in self.statistics.values() and not isinstance(m, others)}
 
     def unseen(self, network: Callable[[Any], Any], inputs: Any) -> dict[str, str]:

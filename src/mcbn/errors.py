@@ -1,6 +1,7 @@
 """The one exception type for every mistake a user can make, and others said in one line."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 
 class MCBNError(ValueError):
@@ -9,6 +10,15 @@ class MCBNError(ValueError):
 
 class MissingExtraError(MCBNError, ImportError):
     """A package that an extra brings is not installed."""
+
+
+@contextmanager
+def extra(name: str, what: str) -> Iterator[None]:
+    """Say of what is imported inside which extra brings it, where it is missing."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(f"{what}: pip install 'mcbn[{name}]' ({error})") from error
 
 
 def require_choice(name: str, value: str, known: Sequence[str], where: str = "") -> str:

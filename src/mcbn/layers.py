@@ -23,7 +23,7 @@ from mcbn.batch_norm import Survey
 from mcbn.copying import LIBRARIES, is_library
 from mcbn.errors import MCBNError
 from mcbn.network import Network, bare_modules, bare_name
-from mcbn.private_torch import AnyBatchNorm, global_hooks
+from mcbn.private_torch import AnyBatchNorm, global_hooks, hooks_of
 
 Layers = int | Sequence[str] | Callable[[str, nn.Module], bool] | None
 DEPTH = 3  # of containers in containers that are looked into
@@ -113,7 +113,7 @@ def _plain(cls: type) -> list[tuple[str, FunctionType]]:
 
 def _functions(module: nn.Module, without: Sequence[FunctionType] = ()) -> list[FunctionType]:
     """List a module's methods but for some, the functions it holds, its hooks, and functions that these close over."""
-    held = [*vars(module).values(), *module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    held = [*vars(module).values(), *hooks_of(module)]
     bare = (getattr(f, "__func__", getattr(f, "func", f)) for f in held)  # of methods and partials
     own = (f for f in bare if isinstance(f, FunctionType) and f.__module__ != Survey.__module__)
     return _closed([*(f for _, f in _methods(module) if f not in without), *own])

@@ -6,14 +6,12 @@ from typing import Any
 import torch
 
 from mcbn import batches
-from mcbn.errors import MCBNError, MissingExtraError
+from mcbn.errors import MCBNError, extra
 from mcbn.model import MCBN
 from mcbn.network import Output
 
-try:
+with extra("lightning", "mcbn.lightning needs lightning"):
     from lightning.pytorch import Callback, LightningModule, Trainer
-except ImportError as error:
-    raise MissingExtraError("mcbn.lightning needs lightning: pip install 'mcbn[lightning]'") from error
 
 __all__ = ["MCBNCallback"]
 

@@ -260,14 +260,15 @@ def _losses_by_rank(uncertainty: TensorLike, loss: TensorLike) -> tuple[Tensor, 
     return size.double(), torch.zeros(len(size), dtype=loss.dtype, device=loss.device).index_add(0, place, loss)
 
 
-def worse_mean(drawn: Tensor, plain: Tensor, name: str) -> str:
+def worse_mean(drawn: TensorLike, plain: TensorLike, name: str) -> str:
     """Say that the mean over draws is worse than the plain network's by losses of both ("RMSE": their root), or ""."""
-    difference = (drawn.double() - plain.double()).flatten()
+    ours, theirs = (_tensor(losses, "losses").double().flatten() for losses in (drawn, plain))
+    difference = ours - theirs
     if not difference.mean() > 0:
         return ""
     chance = len(difference) < 2 or bool(difference.mean() < 2 * difference.std() / math.sqrt(len(difference)))
-    ours, its = (float(loss.double().mean()) ** (0.5 if name == "RMSE" else 1) for loss in (drawn, plain))
-    figures = f"{name} {ours:.4g} against {its:.4g}{', which may be chance' if chance else ''}"
+    means = [float(losses.mean()) ** (0.5 if name == "RMSE" else 1) for losses in (ours, theirs)]
+    figures = f"{name} {means[0]:.4g} against {means[1]:.4g}{', which may be chance' if chance else ''}"
     cure = 'predict(x, mean="plain"), or --mean plain, keeps that of the network'
     return f"the mean over the draws is worse than the plain network's: {figures}; {cure}"
 

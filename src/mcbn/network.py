@@ -20,6 +20,7 @@ from mcbn.batching import DEFAULT_BATCH_SIZE
 from mcbn.copying import Contents, contents_of, is_library, private_copy, shared
 from mcbn.errors import MCBNError
 from mcbn.outputs import Ending, OutputReading, recognise
+from mcbn.private_torch import COMPILED, held_by
 from mcbn.randomness import Undisturbed, isolated_random, iterate
 
 OUTPUT_KEYS = ("out", "logits")
@@ -41,8 +42,8 @@ Output = str | int | Callable[[Any], Tensor] | None
 def unwrap(model: nn.Module) -> nn.Module:
     """Take off `torch.compile`, DataParallel and DistributedDataParallel; the network inside is what runs."""
     parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    while isinstance(model, parallel) or hasattr(model, "_orig_mod"):
-        model = cast(nn.Module, model.module if isinstance(model, parallel) else model._orig_mod)
+    while isinstance(model, parallel) or hasattr(model, COMPILED):
+        model = cast(nn.Module, model.module if isinstance(model, parallel) else getattr(model, COMPILED))
     return model
 
 
@@ -88,7 +89,7 @@ def snapshot(model: nn.Module) -> tuple[nn.Module, list[tuple[str, Any]]]:
             raise MCBNError(f"{what}, {COPY}: reach it through self, {cure}")
     for parent in list(frozen.modules()):
         for name, child in list(parent.named_children()):
-            if hasattr(child, "_orig_mod"):
+            if hasattr(child, COMPILED):
                 setattr(parent, name, unwrap(child))
     frozen.eval()
     for parameter in frozen.parameters():
@@ -110,19 +111,19 @@ def structure(model: nn.Module) -> list[str]:
 
 def bare_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """List named modules as they are called once compiled parts are unwrapped."""
-    return [(bare_name(name), module) for name, module in model.named_modules() if not hasattr(module, "_orig_mod")]
+    return [(bare_name(name), module) for name, module in model.named_modules() if not hasattr(module, COMPILED)]
 
 
 def bare_name(name: str) -> str:
     """Drop what `torch.compile` puts into the names of modules and tensors."""
-    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+    return ".".join(part for part in name.split(".") if part != COMPILED)
 
 
 def refuse_other_values(model: nn.Module, copied: nn.Module) -> None:
     """Refuse a copy with other tensors or settings than the network, as __deepcopy__ and __getstate__ may make it."""
     for (name, module), twin in zip(model.named_modules(), copied.modules(), strict=False):
         kinds = Tensor if is_library(type(module)) else (Tensor, *batches.PLAIN)  # type: ignore[arg-type]
-        there, here = ({**vars(m), **m._parameters, **m._buffers} for m in (module, twin))
+        there, here = map(held_by, (module, twin))
         for key, value in there.items():
             if isinstance(value, kinds) and key[0] != "_" and not _equal(value, here.get(key)):
                 what = f"a copy of {type(model).__name__} has another {f'{name}.{key}'.strip('.')!r}, {COPY}"

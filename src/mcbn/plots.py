@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from mcbn.errors import MCBNError, MissingExtraError
+from mcbn.errors import MCBNError, extra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
@@ -125,10 +125,8 @@ def statistics(
 
 def new_figure(width: float = 5.5, height: float = 3.7, *, dpi: int = 150) -> "Figure":
     """Make an empty figure of its own, in inches, without pyplot and its global state."""
-    try:
+    with extra("plots", "plots need matplotlib"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("plots need matplotlib: pip install 'mcbn[plots]'") from error
     return Figure(figsize=(width, height), layout="constrained", dpi=dpi)
 
 

@@ -18,6 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 AnyBatchNorm = _BatchNorm  # what all of torch's batch norms are; in torch since 1
+AnyInstanceNorm, AnyDropout = nn.modules.instancenorm._InstanceNorm, nn.modules.dropout._DropoutNd  # likewise
+COMPILED = "_orig_mod"  # where a module that `torch.compile` made holds the one it was made of
 is_view: Callable[[Tensor], bool] = Tensor._is_view  # a part of another, as autograd knows it
 decompositions: Callable[[list[Any]], dict[Any, Any]] = torch._decomp.get_decompositions  # operators made of others
 
@@ -31,6 +33,16 @@ def global_hooks() -> tuple[int, ...]:
     """Identify the hooks that now run before or after every module there is."""
     hooks = nn.modules.module
     return (*map(id, hooks._global_forward_hooks.values()), *map(id, hooks._global_forward_pre_hooks.values()))
+
+
+def hooks_of(module: nn.Module) -> list[Any]:
+    """List what runs before or after a module."""
+    return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+
+
+def held_by(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module by name, its own tensors too."""
+    return {**vars(module), **module._parameters, **module._buffers}
 
 
 def compiled_from(function: Any) -> Any:

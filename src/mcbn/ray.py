@@ -24,7 +24,7 @@ import torch
 from mcbn import batches
 from mcbn.batching import shares
 from mcbn.distributed import in_family, require_draws
-from mcbn.errors import MCBNError, MissingExtraError, one_line
+from mcbn.errors import MCBNError, extra, one_line
 from mcbn.field.adapt import record_running
 from mcbn.model import MCBN
 from mcbn.network import Network, unwrap
@@ -212,10 +212,8 @@ def spooled(
 
 def require_ray(module: str = "ray") -> Any:
     """Import Ray, or say how to get it."""
-    try:
+    with extra("ray", "this needs Ray"):
         return importlib.import_module(module)
-    except ImportError as error:
-        raise MissingExtraError(f"this needs Ray: pip install 'mcbn[ray]' ({error})") from error
 
 
 @contextmanager

@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 
 from mcbn import metrics
-from mcbn.errors import MCBNError, MissingExtraError
+from mcbn.errors import MCBNError, extra
 
-try:
+with extra("torchmetrics", "mcbn.torchmetrics needs torchmetrics"):
     from torchmetrics import Metric
-except ImportError as error:
-    raise MissingExtraError("mcbn.torchmetrics needs torchmetrics: pip install 'mcbn[torchmetrics]'") from error
 
 __all__ = ["PLL", "GaussianCRPS", "NormalizedCRPS", "NormalizedPLL"]
 

@@ -23,7 +23,6 @@ from mcbn.saving import read_tensors, write_tensors
 from mcbn_study.machine import environment
 
 Record: TypeAlias = dict[str, Any]
-Row = Mapping[str, Any]
 RECORDS = "records.jsonl"
 _FACTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 KEYS, _TIMED, _SHARED = (_FACTS[name] for name in ("keys", "timed", "shared"))
@@ -55,13 +54,13 @@ class Journal:
         if size != self.size:
             self.records, self.size = read(self.path), size
 
-    def append(self, records: Iterable[Row]) -> None:
+    def append(self, records: Iterable[Record]) -> None:
         """Add records as they are, each a whole line."""
         new = [dict(record) for record in records]
         extend(self.path, new)
         self.records += new
 
-    def add(self, rows: Iterable[Row]) -> None:
+    def add(self, rows: Iterable[Record]) -> None:
         """Append rows, each with the configuration, its hash, and where it was made."""
         where = {"config": self.config, "config_hash": digest(self.config), **asdict(environment(self.device))}
         self.append({**row, **where} for row in rows)
@@ -88,7 +87,7 @@ class CellJournal(Journal):
                 change = f"{name} is {old!r} there, {new!r} now; use the same, or another folder with --out"
                 raise MCBNError(f"{folder} was made with another configuration: {change}")
 
-    def append(self, records: Iterable[Row]) -> None:
+    def append(self, records: Iterable[Record]) -> None:
         """Add the records that are not there yet, whichever run adds them."""
         (cells := self.folder / "cells").mkdir(parents=True, exist_ok=True)
         with held(cells, wait=True):
@@ -118,7 +117,7 @@ class CellJournal(Journal):
         return self.folder / "cells" / f"{name}.safetensors"
 
 
-def record_key(record: Row) -> tuple[object, ...]:
+def record_key(record: Record) -> tuple[object, ...]:
     """Return what makes a record the record of one run."""
     return (record["kind"], *(record.get(name) for name in KEYS[record["kind"]]))
 

@@ -24,7 +24,7 @@ from mcbn import algorithm, batches
 from mcbn.batching import Generators
 from mcbn.errors import MCBNError, one_line
 from mcbn.model import MCBN
-from mcbn.private_torch import AnyBatchNorm
+from mcbn.private_torch import AnyBatchNorm, hooks_of
 from mcbn_benchmarks.zoo.entries import Entry, Specimen, all_entries
 from mcbn_benchmarks.zoo.standin import standing_in
 from mcbn_study.journal import Journal, Record
@@ -188,6 +188,5 @@ def state(model: nn.Module) -> list[Any]:
     """Collect what must be bit-identical afterwards: tensors, modes, hooks, attributes."""
     held, modules = model.state_dict(keep_vars=True).items(), model.named_modules()
     tensors = [(name, tensor.data_ptr(), tensor.detach().cpu().numpy().tobytes()) for name, tensor in held]
-    hooks = "_forward_hooks", "_forward_pre_hooks"
-    modes = [(name, m.training, sorted(vars(m)), [len(getattr(m, hook)) for hook in hooks]) for name, m in modules]
+    modes = [(name, m.training, sorted(vars(m)), len(hooks_of(m))) for name, m in modules]
     return [tensors, modes]

@@ -14,6 +14,7 @@ from mcbn import batches, noise
 from mcbn.baselines.predictor import Predictor
 from mcbn.errors import MCBNError
 from mcbn.network import Output, unwrap
+from mcbn.private_torch import AnyDropout
 
 ALPHA = 1.7580993408473766  # SELU's scale * alpha: what a dropped unit is set to, negated (Klambauer et al. 2017)
 ELEMENTS = {F.dropout, torch.dropout, torch.dropout_, F.alpha_dropout, torch.alpha_dropout, torch.alpha_dropout_}
@@ -52,7 +53,7 @@ class MCDropout(Predictor):
                 cure = f"set its dropout (now {module.dropout}) to 0 to keep that part deterministic"
                 raise MCBNError(f"{fault}, which cannot be thinned; {cure}")
         known = all(type(m).__module__.startswith("torch.nn.") for m in modules.values())  # calls no functions
-        if known and not any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in modules.values()):
+        if known and not any(isinstance(m, AnyDropout) and m.p > 0 for m in modules.values()):
             raise MCBNError(_none_found(unwrap(model)))
         self.model, self.output = model, output
         self.fit()

@@ -66,18 +66,18 @@ def build() -> typer.Typer:
     app.command()(demo)
     for name in plugins.commands():
         _add_plugin(app, name)
-    _show_whole_sentences(app)
+    show_whole_sentences(app)
     return app
 
 
-def _show_whole_sentences(app: typer.Typer) -> None:
+def show_whole_sentences(app: typer.Typer) -> None:
     """List each command with the whole first paragraph of its help, which click would cut at 45 characters."""
     for command in app.registered_commands:
-        command.short_help = " ".join((command.callback.__doc__ or "").partition("\n\n")[0].split())
+        command.short_help = " ".join((command.help or command.callback.__doc__ or "").partition("\n\n")[0].split())
     for group in app.registered_groups:
         if group.typer_instance is not None:
             group.short_help = str(group.typer_instance.info.help)
-            _show_whole_sentences(group.typer_instance)
+            show_whole_sentences(group.typer_instance)
 
 
 def _add_plugin(app: typer.Typer, name: str) -> None:

@@ -1,6 +1,6 @@
 """What a GPU does in one kernel: convolution with bias or batch norm, shortcut and rectifier.
 
-Imported on a GPU alone. Why it is safe is said in `mcbn.engine.graph`.
+Imported on a GPU alone. Why it is safe stands in `graph.md`.
 """
 
 from typing import Any, cast

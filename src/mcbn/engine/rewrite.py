@@ -1,6 +1,6 @@
 """A traced pass made faster: batch norm in weights, work in place, draws stacked, what all draws share split off.
 
-Why each change is safe is said in `mcbn.engine.graph`.
+Why each change is safe stands in `graph.md`.
 """
 
 import math

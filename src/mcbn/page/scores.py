@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from mcbn import metrics
@@ -175,11 +174,6 @@ def regression_scores(spread: Spread) -> list[Score]:
         rows.append(_score("PLL", "higher", log_prob, constant, metrics.pll_optimum(mean, y).numpy()))
     ours, twin = float(spread.inside.mean()), float(interval_coverage(spread.error, spread.constant_std).y[95])
     return [*rows, Score(f"Share inside the {spread.kind} 95 % interval", "near 0.95", ours, twin, 0.95, math.nan)]
-
-
-def worse_mean(name: str, ours: Vector, plain: Vector) -> str:
-    """Say that the draws lose more than the plain network, by losses (N,) of this name; empty where they do not."""
-    return metrics.worse_mean(torch.from_numpy(ours), torch.from_numpy(plain), name)
 
 
 def crps(spread: Spread) -> tuple[Vector, Vector]:

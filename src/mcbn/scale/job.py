@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mcbn import batches, saving
-from mcbn.errors import MCBNError, MissingExtraError, one_line, require_choice
+from mcbn.errors import MCBNError, MissingExtraError, extra, one_line, require_choice
 from mcbn.field.watch import Watch
 from mcbn.files import printable
 from mcbn.model import MCBN, METHODS
@@ -200,10 +200,8 @@ def _first(files: Mapping[str, Path], read: Callable[[Path], Any], kind: str) ->
 
 def read_image(path: Path, transform: Callable[[Any], Tensor] | None) -> Tensor:
     """Read an image, (C, H, W): through the user's transform, or as RGB in [0, 1]."""
-    try:
+    with extra("ray", "images need Pillow"):
         from PIL import Image
-    except ImportError as error:
-        raise MissingExtraError("images need Pillow: pip install 'mcbn[ray]'") from error
     with Image.open(path) as file:
         image = file.convert("RGB")
     if transform is not None:

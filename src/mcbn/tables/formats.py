@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mcbn.errors import MCBNError, MissingExtraError, one_line
+from mcbn.errors import MCBNError, extra, one_line
 from mcbn.files import require_sane
 
 Array = NDArray[Any]
@@ -192,10 +192,8 @@ class ParquetTable:
 
 def pyarrow(path: Path) -> tuple[Any, Any]:
     """Import pyarrow and its parquet part, or say how to get them."""
-    try:
+    with extra("parquet", f"{path.name} needs pyarrow, which csv and npz files do not"):
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise MissingExtraError(f"{path.name} needs pyarrow: pip install 'mcbn[parquet]', or use csv or npz") from error
 
 
 def open_table(path: Path, *, finite: bool = True) -> CsvTable | ParquetTable:

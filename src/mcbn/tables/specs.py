@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from mcbn.errors import MCBNError, one_line
 from mcbn.network import unwrap
+from mcbn.private_torch import COMPILED
 from mcbn.randomness import isolated_random
 from mcbn.saving import read_tensors
 
 WRAPPERS = ("state_dict", "model_state_dict", "model")  # where training scripts keep the weights of a checkpoint
-PREFIXES = ("module.", "_orig_mod.")  # what DataParallel and torch.compile put before every name
+PREFIXES = ("module.", f"{COMPILED}.")  # what DataParallel and torch.compile put before every name
 
 
 def make(spec: str, option: str) -> Any:

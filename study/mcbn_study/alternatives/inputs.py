@@ -8,7 +8,7 @@ in the VOC and CamVid archives of $MCBN_DATA_DIR whose labels, one a pixel, show
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,12 +17,12 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter  # type: ignore[import-untyped]
 from torch import Tensor
 
-from mcbn.errors import MCBNError, MissingExtraError
+from mcbn.errors import MCBNError, extra
 from mcbn.files import replacing
 from mcbn_study.cifar10.train import load_network
 from mcbn_study.data.cifar import CIFAR10_SHAPE, Images, require_images
 from mcbn_study.data.files import require
-from mcbn_study.data.scenes import list_pairs, open_pair
+from mcbn_study.data.scenes import Bytes, list_pairs, open_pair
 from mcbn_study.networks import CifarResNet
 
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -31,7 +31,6 @@ CROP = 96  # pixels a side before shrinking
 TRIES = 20  # squares looked at in one photograph
 CAMVID_ALLOWED = (0, 1, 2, 3, 4, 5, 6, 7)  # sky, building, pole, road, pavement, tree, sign, fence
 VOC_ALLOWED = (0,)  # background
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class CifarNetworks(NamedTuple):
@@ -86,10 +85,8 @@ def build_foreign(path: str | Path, *, n: int = 500, seed: int = 0) -> Path:
 
 def digits(*, n: int, seed: int) -> Bytes:
     """Return scikit-learn's 8x8 digits, enlarged to (n, 3, 32, 32), grey."""
-    try:
+    with extra("sklearn", "handwritten digits come with scikit-learn"):
         from sklearn.datasets import load_digits  # type: ignore[import-untyped, unused-ignore]
-    except ImportError as error:
-        raise MissingExtraError("handwritten digits come with scikit-learn; pip install 'mcbn[sklearn]'") from error
     small = np.random.default_rng(seed).permutation(load_digits().images * (255 / 16))[:n]  # (n, 8, 8)
     large = small.repeat(SIDE // 8, 1).repeat(SIDE // 8, 2).round().astype(np.uint8)
     return np.repeat(large[:, None], 3, 1)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,10 +19,9 @@ from mcbn_study.alternatives.methods import LAPLACE, METHODS, THINNED, Material
 from mcbn_study.cifar10.profile import PAPER, Split
 from mcbn_study.cifar10.train import Augmented
 from mcbn_study.estimates import class_scores
-from mcbn_study.journal import Journal
+from mcbn_study.journal import Journal, Record
 from mcbn_study.machine import timed
 
-Row = dict[str, Any]
 SCORES = ("nll", "accuracy", "ece", "brier", "error_auroc")
 TIMED = {"cuda": 1250, "cpu": 50}  # images
 ON_THINNED = {"dropout", *THINNED}  # methods of the networks trained with dropout
@@ -111,7 +109,7 @@ def tasks(
         yield "ensemble", replace(base, members=members), None
 
 
-def measure(method: str, material: Material, sets: Mapping[str, Queries]) -> Iterator[Row]:
+def measure(method: str, material: Material, sets: Mapping[str, Queries]) -> Iterator[Record]:
     """Score one method on every set of images, with tau = 1 and with tau tuned on the validation images."""
     started = time.perf_counter()
     sampler = catalogue.make(method, material)
@@ -122,7 +120,7 @@ def measure(method: str, material: Material, sets: Mapping[str, Queries]) -> Ite
         logits = validation if name == "validation" else sampler(x)
         for tempered, tau in taus.items():
             probs = probabilities(logits, tau)  # (N, K)
-            row: Row = {"data": name, "n": len(probs), "tempered": tempered, "tau": tau}
+            row: Record = {"data": name, "n": len(probs), "tempered": tempered, "tau": tau}
             if y is not None:
                 row |= class_scores(probs, y, *SCORES)
             if name == "test":

@@ -19,13 +19,13 @@ from mcbn_study.cifar10.profile import CifarProfile, Split
 from mcbn_study.cifar10.train import Augmented
 from mcbn_study.data.cifar import Images
 from mcbn_study.estimates import class_scores, log_likelihood, standard_error
+from mcbn_study.journal import Record
 from mcbn_study.machine import timed
 from mcbn_study.networks import standardize
 
 AT_ONCE = 250  # images of one call
 MOST_SETS = 8  # of draws, for scores other than PLL
 ROWS = 1024  # (image, draw) pairs in one pass
-Row = dict[str, Any]
 # Statistics are recorded in full single precision: torch's default for convolutions on a GPU is TF32
 exact = partial(torch.backends.cudnn.flags, enabled=True, allow_tf32=False)
 
@@ -45,7 +45,7 @@ def score(probs: Tensor, y: Tensor) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None and "error" not in name}
 
 
-def curve(logits: Tensor, y: Tensor, sizes: Sequence[int]) -> list[Row]:
+def curve(logits: Tensor, y: Tensor, sizes: Sequence[int]) -> list[Record]:
     """Score MCBN at several T from one series of draws, logits (D, N, K).
 
     At each T the series is cut into D // T disjoint sets, n_sets; PLL is the mean over all of them, with its standard
@@ -98,7 +98,7 @@ class Evaluation:
         self.images = {n: Images(standardize(x.to(device)), y.to(device)) for n, (x, y) in parts.items() if len(y)}
         self.queries = Images(*(tensor[: profile.query_images] for tensor in self.images["test"]))
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[Record]:
         """Measure everything, one row a method, part of the images, T and M."""
         for part, (x, y) in self.images.items():
             with torch.no_grad():
@@ -122,10 +122,10 @@ class Evaluation:
     def _draw(self, batch_size: int) -> Tensor:
         return _in_parts(self._fit(batch_size, self.profile.n_draws).sample, self.images["test"].x)
 
-    def _queries(self, logits: Tensor) -> Iterator[Row]:
+    def _queries(self, logits: Tensor) -> Iterator[Record]:
         """Compare fresh batches for each image with shared draws of M - 1 images, and of M, of which logits are."""
         M, T, (x, y) = self.profile.batch_size, self.profile.query_samples, self.queries
-        options: Row = {"n_samples": T, "batch_size": M, "seed": self.seed, "pool": self.profile.query_pool}
+        options: Record = {"n_samples": T, "batch_size": M, "seed": self.seed, "pool": self.profile.query_pool}
         with exact():
             fresh, seconds = timed(per_query, self.network, self.train, x, **options)
         shared, shared_seconds = timed(lambda: self._draw(M - 1)[:, : len(y)])
@@ -144,7 +144,7 @@ class Evaluation:
             bayes: MCBN[Any] = MCBN(self.network, "classification")
             return bayes.fit(self.train, n_samples=n_samples, batch_size=batch_size, seed=self.seed)
 
-    def _row(self, method: str, part: str, batch_size: int | None, scored: Row, seconds: float | None) -> Row:
+    def _row(self, method: str, part: str, batch_size: int | None, scored: Record, seconds: float | None) -> Record:
         images = self.images.get(part, self.queries)
         row = {"method": method, "seed": self.seed, "part": part, "n_images": len(images.y), "batch_size": batch_size}
         return row | scored | {"seconds": seconds and round(seconds, 3)}

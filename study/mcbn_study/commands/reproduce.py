@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from mcbn.cli.session import one_line_errors, one_line_warnings
+from mcbn.cli.session import command
 from mcbn.errors import MCBNError, require_choice
 
 reproduce = typer.Typer(no_args_is_help=True, help="Repeat the experiments of the paper, Teye et al. 2018")
@@ -90,12 +90,11 @@ def alternatives(networks: Path, out: Path, measure: bool, **options: Any) -> Li
 
 def segmentation(dataset: str, device: str, profile: str, out: Path, seed: int, shift: bool) -> Lines:
     """Train and segment one data set, or try its network by night and in fog."""
-    with one_line_warnings():
-        chosen = replace(_profile("segmentation", f"{profile} {dataset}"), seed=seed)
-        if shift:
-            return [_load("segmentation.shift").run(chosen, out / "networks", out.with_name(f"{out.name}_shift"))]
-        _load("segmentation.run").run(chosen, out, device=device, echo=typer.echo)
-        return _report("segmentation", out)
+    chosen = replace(_profile("segmentation", f"{profile} {dataset}"), seed=seed)
+    if shift:
+        return [_load("segmentation.shift").run(chosen, out / "networks", out.with_name(f"{out.name}_shift"))]
+    _load("segmentation.run").run(chosen, out, device=device, echo=typer.echo)
+    return _report("segmentation", out)
 
 
 def shift(out: Path, foreign: Path, frost: Path, profile: str, measure: bool, **options: Any) -> Lines:
@@ -122,13 +121,13 @@ def _parameter(name: str, option: Options) -> inspect.Parameter:
 
 
 def _register(name: str, experiment: Callable[..., Lines | None], words: Options, shared: Options) -> None:
-    """Make a command of a function that gives lines to print; mistakes end it in one line."""
+    """Make a command of a function that gives lines to print."""
 
     def run(**options: Any) -> None:
         if options.get("device") == "auto":
             options["device"] = "cuda" if import_module("torch").cuda.is_available() else "cpu"
         threads = _load("machine").one_thread(options.get("device", "cpu")) if "one_thread" in words else nullcontext()
-        with one_line_errors(), threads:
+        with threads:
             for line in experiment(**options) or ():
                 typer.echo(line)
 
@@ -137,8 +136,7 @@ def _register(name: str, experiment: Callable[..., Lines | None], words: Options
         for key, option in words["options"].items()
     ]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    reproduce.command(name, help=f"{words['help']}\n\n\b\nExample:\n  mcbn reproduce {words['example']}")(run)
+    reproduce.command(name, help=f"{words['help']}\n\n\b\nExample:\n  mcbn reproduce {words['example']}")(command(run))
 
 
 _WITH_MORE = (regression, sensitivity, coverage, posteriors, cifar10, alternatives, segmentation, shift)

@@ -33,7 +33,7 @@ from mcbn_study.data.cifar import cifar10
 from mcbn_study.data.files import places, require
 from mcbn_study.data.scenes import list_pairs, open_pair
 from mcbn_study.estimates import class_scores
-from mcbn_study.journal import RECORDS, Journal, latest, read
+from mcbn_study.journal import RECORDS, Journal, Record, latest, read
 from mcbn_study.machine import saved_bytes, timed
 from mcbn_study.networks import Scale, cifar_resnet, normalise
 from mcbn_study.tables import render
@@ -48,7 +48,6 @@ CONFIDENT = 0.25  # score of a box that counts
 DRAWS = {"batch_size": 32, "n_samples": 128, "seed": 0}  # of the families below
 FAMILIES = ("plain", "sample", "linear", "gaussian", "layerwise", "diagonal")
 AT_ONCE = {"cpu": 100, "cuda": 1250}  # images of 32 x 32
-Row = dict[str, Any]
 
 
 def cifar(weights: Path, out: Path, *, n_test: int = 1000, **draws: int) -> Path:
@@ -57,7 +56,7 @@ def cifar(weights: Path, out: Path, *, n_test: int = 1000, **draws: int) -> Path
     weights: resnet32.npz, trained at batch size 128, so that a smaller one widens its uncertainty. Families recorded
     with the same settings are not measured again. draws: other `DRAWS`.
     """
-    fit: Row = DRAWS | draws
+    fit: Record = DRAWS | draws
     journal = Journal(out, fit | {"n_test": n_test}, name="cifar.jsonl")
     bayes = MCBN(load_resnet(weights), "classification")
     train, test = framed_crops(cifar10("train").x), cifar10("test")
@@ -67,7 +66,7 @@ def cifar(weights: Path, out: Path, *, n_test: int = 1000, **draws: int) -> Path
         "linear": lambda images: bayes.predict(images, method="linear").probs,
     }
     for family in (family for family in FAMILIES if not journal.has(family=family)):
-        costs: Row = {}
+        costs: Record = {}
         if family != "plain":  # the one pass of "diagonal" covers as many images as the T batches hold
             seen = Subset(train, range(fit["n_samples"] * fit["batch_size"])) if family == "diagonal" else train
             _, seconds = timed(bayes.fit, seen, posterior="sample" if family == "linear" else family, **fit)
@@ -90,7 +89,7 @@ def run(out: Path, *, networks: Sequence[str], weights: Path, n_test: int, n_sam
     write_report(out)
 
 
-def score_resnet(name: str, n_test: int, n_samples: int, device: str) -> Iterator[Row]:
+def score_resnet(name: str, n_test: int, n_samples: int, device: str) -> Iterator[Record]:
     """Score a ResNet of CIFAR-10 with draws of crops as in its training, of another M, and of images as they are."""
     bayes = MCBN(load_resnet(places()[0] / "cifar10_resnet" / f"{name}.npz").to(device), "classification")
     train, test = cifar10("train").x, cifar10("test")
@@ -110,7 +109,7 @@ def told(caught: Sequence[warnings.WarningMessage]) -> str:
     return " ".join(str(w.message) for w in caught if "mcbn" in str(w.message))
 
 
-def score_photographs(weights: Path, network: str, n_test: int, n_samples: int, device: str) -> Iterator[Row]:
+def score_photographs(weights: Path, network: str, n_test: int, n_samples: int, device: str) -> Iterator[Record]:
     """Score a network plain, with draws of such photographs, and with these centred on the running statistics."""
     train, (test, y) = photographs("train", 300)[0], photographs("val", n_test)
     for name, scale in PUBLISHED[network]["scales"].items():
@@ -135,7 +134,7 @@ def _mean(bayes: MCBN[Any], x: Tensor) -> Tensor:
     return predicted.mean if bayes.task == "regression" else predicted.probs  # type: ignore[no-any-return]
 
 
-def _boxes(plain: Tensor, output: Tensor) -> Row:
+def _boxes(plain: Tensor, output: Tensor) -> Record:
     """Count sure boxes of a detector (N, 4 + K, places); of the plain ones the share kept, and the score there."""
     before, scores = plain[:, 4:], output[:, 4:]
     there = scores[before >= CONFIDENT]
@@ -143,7 +142,7 @@ def _boxes(plain: Tensor, output: Tensor) -> Row:
     return {"boxes": int((scores >= CONFIDENT).sum()), "kept": kept, "score": float(there.mean())}
 
 
-def predict_and_score(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Row:
+def predict_and_score(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Record:
     """Score the class probabilities that `predict` gives for images (N, 3, H, W), a few at a time; with its seconds."""
     probs, seconds = _in_parts(predict, x)
     return {"n": len(y), **class_scores(probs, y), "seconds": seconds}

@@ -16,7 +16,6 @@ from mcbn.progress import bar
 from mcbn_study.machine import tracked
 from mcbn_study.tables import MISSING, read_words, save_figure
 
-Vector = NDArray[np.float64]
 METHODS: dict[str, str] = read_words(__package__)["methods"]
 # MCBN, MNF and MCDO as in Teye et al. 2018, Figure 2
 COLORS = {"mcbn": "tab:blue", "mnf": "tab:purple", "mcdo": "tab:red", "ensemble": "tab:green"}
@@ -83,7 +82,7 @@ def _grid(method: str, files: dict[str, Path]) -> "plots.Figure":
     return figure
 
 
-def load_arrays(file: Path, dimensions: Mapping[str, int]) -> dict[str, Vector]:
+def load_arrays(file: Path, dimensions: Mapping[str, int]) -> dict[str, plots.Vector]:
     """Read the named arrays as float64, each with that many dimensions and not empty."""
     try:
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as saved:

@@ -19,13 +19,13 @@ from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn_study.alternatives.run import ood_auroc, probabilities, temperature
 from mcbn_study.data.cifar import Images
 from mcbn_study.estimates import class_scores
+from mcbn_study.journal import Record
 from mcbn_study.machine import timed
 from mcbn_study.shift.baselines import batch_tests, blended, input_scores, tent
 from mcbn_study.shift.corruptions import corrupt
 from mcbn_study.shift.profile import Inputs, ShiftProfile
 from mcbn_study.shift.train import Subject, is_novel, known
 
-Row = dict[str, Any]
 ALPHA = 0.01
 PSEUDO = 128  # N of Schneider et al. 2020: running statistics count as so many inputs; of 0 to 128 best on the extras
 SENSOR_BATCH = 16
@@ -69,7 +69,7 @@ class Corrupted:
             yield kind, self.kept.get((kind, severity), self.x)
 
 
-def alarms(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Row]:
+def alarms(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Record]:
     """Count alarms of clean batches, and of clean inputs, over several references.
 
     Reference and clean images are both test images; at sizes for which these are too few, both training images without
@@ -92,7 +92,7 @@ def alarms(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Ite
     yield from _input_alarms(bayes, subject, inputs.test.x)
 
 
-def cost(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Row]:
+def cost(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Record]:
     """Time a reading beside a plain pass of the same batch, in turns; on a CPU, time of the processor."""
     images, sizes = corrupted.inputs.test.x, profile.power_sizes
     watch = subject.fit(profile).watch(subject.prepare(images[: profile.n_reference]), batch_size=sizes[0])
@@ -117,7 +117,7 @@ def spread(watch: Watch, size: int) -> dict[str, float]:
     return {"spread_mean": float(scaled[of_means].median()), "spread_log_var": float(scaled[~of_means].median())}
 
 
-def _input_alarms(bayes: MCBN[Any], subject: Subject, images: Tensor) -> Iterator[Row]:
+def _input_alarms(bayes: MCBN[Any], subject: Subject, images: Tensor) -> Iterator[Record]:
     """Judge every test image once, with half of the others as reference."""
     first, second = (subject.prepare(images[rows]) for rows in cut(len(images), len(images) // 2, 0))
     pairs = ((first, second), (second, first))
@@ -127,7 +127,7 @@ def _input_alarms(bayes: MCBN[Any], subject: Subject, images: Tensor) -> Iterato
         yield {"what": what, "alarms": alarmed, "n": len(images), "unseen": True}
 
 
-def streams(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Row]:
+def streams(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Record]:
     """Follow clean streams of real distances.
 
     All distances are of batches of test images; held out or in the stream is decided by a random order for each
@@ -150,7 +150,7 @@ def streams(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> It
     yield {"what": "streams", "alarms": int(alarmed), "n": count, "updates": updates, "M": size, "held_out": R}
 
 
-def power(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severity: int) -> Iterator[Row]:
+def power(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severity: int) -> Iterator[Record]:
     """Share of corrupted batches that each test finds at 1 % false alarms, all ranked among the same clean batches."""
     if severity not in (0, *profile.power_severities):
         return
@@ -175,7 +175,7 @@ def power(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severit
                 yield {"corruption": kind, "M": size, "method": method, "power": power}
 
 
-def repair(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severity: int) -> Iterator[Row]:
+def repair(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severity: int) -> Iterator[Record]:
     """Score what the network says of corrupted images, as it is and repaired in every way."""
     bayes, labelled, n = subject.fit(profile), corrupted.inputs.validation, profile.n_pool
     if subject.name.startswith("foreign"):  # it was trained on the validation images
@@ -190,7 +190,7 @@ def repair(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severi
             yield {"corruption": kind, "method": method, **_scores(probs, y)}
         for method, pair, pool in _pools(Images(images[:n], corrupted.y[:n]), profile, severity):
             adapted, seconds = timed(bayes.adapt, subject.prepare(pool), reference=watch)
-            probs, facts = _probs(adapted, x), Row(n_pool=len(pool), adapt_seconds=round(seconds, 3))
+            probs, facts = _probs(adapted, x), Record(n_pool=len(pool), adapt_seconds=round(seconds, 3))
             facts |= {field: getattr(adapted.adaptation, field) for field in ("moved", "settled", "p_value")}
             for when, of in (("before", repaired["mcbn"]), ("after", probs)) if pair else ():
                 rows = torch.isin(y, torch.tensor(pair, device=y.device))
@@ -238,11 +238,13 @@ def _probs(bayes: MCBN[Any], x: Tensor) -> Tensor:
     return torch.cat([bayes.predict(some).probs for some in torch.split(x, 1000)]).double()
 
 
-def _scores(probs: Tensor, y: Tensor) -> Row:
+def _scores(probs: Tensor, y: Tensor) -> Record:
     return {"n": len(y), **class_scores(probs, y, "accuracy", "nll", "ece")}
 
 
-def ensemble(subjects: Sequence[Subject], corrupted: Corrupted, profile: ShiftProfile, severity: int) -> Iterator[Row]:
+def ensemble(
+    subjects: Sequence[Subject], corrupted: Corrupted, profile: ShiftProfile, severity: int
+) -> Iterator[Record]:
     """Score the averaged probabilities of several networks, as they are and with draws of each."""
     first, together = subjects[0], MCBN([subject.network for subject in subjects], "classification")
     together.fit(first.train, n_samples=profile.n_samples, batch_size=profile.batch_size)
@@ -253,11 +255,11 @@ def ensemble(subjects: Sequence[Subject], corrupted: Corrupted, profile: ShiftPr
             yield {"corruption": kind, "method": method, **_scores(probs, y)}
 
 
-def centre(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Row]:
+def centre(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Iterator[Record]:
     """Score clean images with draws of the training images and of others in their place, centred or not."""
     x, y = corrupted.x[profile.n_pool :], corrupted.y[profile.n_pool :]
     stand_ins = {name: subject.prepare(images.to(x.device)) for name, images in corrupted.inputs.far.items()}
-    images: Row = {"training images": subject.train, "test images": subject.prepare(corrupted.home), **stand_ins}
+    images: Record = {"training images": subject.train, "test images": subject.prepare(corrupted.home), **stand_ins}
     yield {"data": "none: as it is", "centre": "", **_scores(subject.look(x).logits.softmax(1), y)}
     for (name, drawn_from), where in product(images.items(), ("drawn", "running")):
         with warnings.catch_warnings(action="ignore"):  # that these disagree with the running statistics is the point
@@ -265,7 +267,7 @@ def centre(subject: Subject, corrupted: Corrupted, profile: ShiftProfile) -> Ite
         yield {"data": name, "centre": where, **_scores(_probs(bayes, subject.prepare(x)), y)}
 
 
-def novelty(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, *, near: bool = False) -> Iterator[Row]:
+def novelty(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, *, near: bool = False) -> Iterator[Record]:
     """AUROC of strange inputs against test images: foreign sets, or the classes the network never saw."""
     test, train, familiar = corrupted.inputs.test, corrupted.inputs.train, corrupted.inputs.test.x
     noise = np.random.default_rng(0).integers(0, 256, (profile.novel, 3, 32, 32), np.uint8)
@@ -289,7 +291,7 @@ def novelty(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, *, ne
             yield {"data": name, "method": method, "auroc": ood_auroc(at_home[method], values), "n": len(x)}
 
 
-def sensor(dataset: str, split: int) -> Iterator[Row]:
+def sensor(dataset: str, split: int) -> Iterator[Record]:
     """Let the column of a table that matters most drift, and repair it: power at 1 % (5 % on few rows), RMSE."""
     x, y = (values.float() for values in data.load(dataset))
     train, test = (torch.from_numpy(np.asarray(rows)) for rows in data.split(len(x), split))

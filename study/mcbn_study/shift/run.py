@@ -9,7 +9,7 @@ from typing import Any
 
 from mcbn.data import NAMES
 from mcbn.errors import require_choice
-from mcbn_study.journal import Journal
+from mcbn_study.journal import Journal, Record
 from mcbn_study.machine import timed
 from mcbn_study.shift import measure
 from mcbn_study.shift.profile import Inputs, ShiftProfile
@@ -45,7 +45,7 @@ def run(
     ours = [subject for subject in subjects if subject.name == "resnet32"]
     corrupted, chosen = measure.Corrupted(inputs, profile), tuple(map(int, severities)) or (0, *profile.severities)
 
-    def do(kind: str, network: str, seed: int | None, rows: Callable[..., Iterator[measure.Row]], **key: Any) -> None:
+    def do(kind: str, network: str, seed: int | None, rows: Callable[..., Iterator[Record]], **key: Any) -> None:
         if (not kinds or kind in kinds) and not journal.has(kind=kind, network=network, seed=seed, **key):
             measured, seconds = timed(lambda: list(rows(**key)))
             same = {"kind": kind, "network": network, "seed": seed, **key, "seconds": round(seconds, 3)}
