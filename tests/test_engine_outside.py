@@ -26,11 +26,13 @@ import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import batch_norm as normalised, interpolate
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset
 
 from drawn import check_equal
 from mcbn import MCBN, MCBNError, algorithm
+from mcbn.layers import candidates
 
 pytestmark = pytest.mark.filterwarnings("ignore:mcbn. drawn batch statistics:UserWarning")
 T, M = 40, 8
@@ -264,6 +266,20 @@ class Stamped(Wrapped):
 @pytest.mark.parametrize(("kind", "traced"), [(Wrapped, True), (Stamped, False)])
 def test_wrapped_methods_count_where_the_pass_calls_them(kind: type[Outside], traced: bool) -> None:
     assert ("own code" in fitted(kind()).explain(data(7))) is not traced
+
+
+def test_functions_of_torch_count_as_known_however_they_are_imported() -> None:
+    bayes = fitted(Outside(lambda net, x: interpolate(x[:, None], size=5)[:, 0]))  # its code imports by name
+    assert "own code" not in bayes.explain(data(7))
+    check_equal(bayes.sample(data(7)), by_loop(bayes, data(7)), 1e-9)
+
+
+def test_batch_norm_is_found_under_another_name() -> None:
+    class Renamed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return normalised(x, None, None, training=True)
+
+    assert candidates(nn.Sequential(nn.Linear(5, 6), Renamed())) == ["1"]
 
 
 def test_a_plan_is_compared_again_on_inputs_much_smaller() -> None:

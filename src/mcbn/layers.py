@@ -66,7 +66,7 @@ def candidates(module: nn.Module) -> list[str]:
 def _codes(module: nn.Module, *, called: bool = False) -> dict[CodeType, dict[str, Any]]:
     """Find the code that a module's class and the objects it holds can reach by name, each with its global names.
 
-    called: of methods those alone that `forward`, a hook or another one that they call names.
+    called: of methods those alone that `forward`, a hook or another one that they call names, and none of torch's own.
     """
     methods = _methods(module) if called else []
     waiting = [(f.__code__, f.__globals__) for f in _functions(module, [f for n, f in methods if n not in ENTRIES])]
@@ -80,7 +80,8 @@ def _codes(module: nn.Module, *, called: bool = False) -> dict[CodeType, dict[st
             plain = ((name, f) for cls in _classes(*_objects(code, names)) for name, f in _plain(cls))
             named += [f for name, f in plain if name in code.co_names or name[:2] == "__"]
             waiting += [(const, names) for const in code.co_consts if isinstance(const, CodeType)]
-            waiting += [(f.__code__, f.__globals__) for f in named if isinstance(f, FunctionType)]
+            found = ((f.__code__, f.__globals__) for f in named if isinstance(f, FunctionType))
+            waiting += [pair for pair in found if not (called and pair[1].get("__name__", "").startswith("torch."))]
     return codes
 
 
