@@ -11,20 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn import datasets as bundled, ensemble, gaussian_process  # type: ignore[import-untyped]
-from sklearn.model_selection import cross_val_predict  # type: ignore[import-untyped]
-from sklearn.pipeline import make_pipeline  # type: ignore[import-untyped]
-from sklearn.preprocessing import StandardScaler  # type: ignore[import-untyped]
 
 from mcbn import data, metrics
+from mcbn.errors import extra
 from mcbn.files import write_text
 from mcbn.plots import Z95
-from mcbn.sklearn import MCBNClassifier, MCBNRegressor
 from mcbn.tables.formats import Array
 from mcbn_study import paper
 from mcbn_study.estimates import mean_cell
 from mcbn_study.journal import Journal, Record, latest
 from mcbn_study.tables import render
+
+with extra("sklearn", "`mcbn reproduce estimators` needs scikit-learn"):
+    from sklearn import datasets as bundled, ensemble, gaussian_process  # type: ignore[import-untyped]
+    from sklearn.model_selection import cross_val_predict  # type: ignore[import-untyped]
+    from sklearn.pipeline import make_pipeline  # type: ignore[import-untyped]
+    from sklearn.preprocessing import StandardScaler  # type: ignore[import-untyped]
+
+    from mcbn.sklearn import MCBNClassifier, MCBNRegressor
 
 METHODS = {
     "mcbn": (MCBNRegressor, MCBNClassifier),

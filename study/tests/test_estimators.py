@@ -1,5 +1,7 @@
 """The estimator's scores: each run once, the table from the records alone."""
 
+import importlib
+import sys
 from itertools import product
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from sklearn.datasets import load_diabetes
 from sklearn.ensemble import RandomForestRegressor
 
 from mcbn import data
+from mcbn.errors import MissingExtraError
 from mcbn_study import estimators
 from mcbn_study.journal import read
 
@@ -60,3 +63,10 @@ def test_peers_are_scored_once_on_the_same_rows_and_laid_out(tmp_path: Path) -> 
     assert forest["rmse"] == pytest.approx(np.sqrt(((fitted.predict(x[test]) - y[test]) ** 2).mean()))
     assert f"rmse {forest['rmse']:.3f}" in path.read_text()
     assert "accuracy" in path.read_text()
+
+
+def test_without_scikit_learn_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.delitem(sys.modules, "mcbn_study.estimators")
+    with pytest.raises(MissingExtraError, match=r"pip install 'mcbn\[sklearn\]'"):
+        importlib.import_module("mcbn_study.estimators")
