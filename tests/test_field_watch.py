@@ -219,7 +219,8 @@ def test_nan_is_an_alarm_of_its_own_kind() -> None:
     assert reading.p_value == 1 / (1 + len(watch.null(M).held_out))
     assert "NaN" in reading.explain()
     watch.reset()
-    assert watch.update(x).n_batches == 1
+    evidence = watch.update(torch.cat([x, images(M, 6)[0]]))
+    assert (evidence.n_batches, evidence.not_finite) == (2, 1)
 
 
 def test_same_seed_same_watch_and_nothing_of_the_users_changes() -> None:
@@ -296,7 +297,7 @@ def test_stream_alarms_soon_after_a_shift_and_keeps_the_alarm() -> None:
     assert evidence.value > evidence.limit == pytest.approx(100)
     assert watch.update(images(M, 23)[0]).shifted
     watch.reset()
-    assert watch.evidence == watching.Evidence(1.0, 100.0, False, 0, None, 0)
+    assert watch.evidence == watching.Evidence(1.0, 100.0, False, 0, None, 0, 0)
 
 
 def test_a_stream_of_any_pieces_is_the_same_stream() -> None:
@@ -381,8 +382,12 @@ def test_a_damaged_watch_is_named(tmp_path: Path) -> None:
 
 
 def test_a_reference_too_small_says_how_much_it_takes() -> None:
-    with pytest.raises(mcbn.MCBNError, match=r"0.01 takes 99 held-out batches.* reference of 1056 inputs; it has 500"):
+    with pytest.raises(
+        mcbn.MCBNError, match=r"0.01 takes 99 held-out batches.* reference of 1056 inputs; it has 500.* at most 3"
+    ):
         fitted("table").watch(reference("table")[:500], batch_size=8)
+    with pytest.raises(mcbn.MCBNError, match=r"it has 100: give more, or a larger false_alarms"):  # not "batches of 0"
+        fitted("table").watch(reference("table")[:100])
     assert fitted("table").watch(reference("table")[:500]).batch_size == 3  # chosen by the reference
     assert fitted("table").watch(reference("table")[:500], batch_size=8, false_alarms=0.05).batch_size == 8
     assert [needed_batches(rate) for rate in (0.5, 0.05, 0.01, 0.001)] == [1, 19, 99, 999]

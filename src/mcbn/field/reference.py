@@ -137,6 +137,11 @@ def cut_batches(waiting: Any, x: Any, size: int) -> tuple[Iterator[Any], Any]:
     return whole, take(range(N - N % size, N)) if N % size else None
 
 
+def finite(x: Any) -> Any:
+    """Put zeros where a batch holds NaN or infinity."""
+    return batches.map_tensors(lambda t: t.nan_to_num(0, 0, 0) if t.is_floating_point() else t, x)
+
+
 def not_finite(x: Any) -> Tensor:
     """Tell which inputs of a batch hold NaN or infinity, (N,)."""
     N = batches.size_of(x)

@@ -34,7 +34,7 @@ from mcbn.engine.record import Recorder
 from mcbn.errors import MCBNError
 from mcbn.field.distance import Metric, Null, coordinates, fit_null, pooled_p_value, rank_p_values
 from mcbn.field.novelty import InputNull, Novelty, centre_of, class_proportions, class_weights, fit_inputs, see
-from mcbn.field.reference import Reference, cut_batches, not_finite, shapes_of
+from mcbn.field.reference import Reference, cut_batches, finite, not_finite, shapes_of
 from mcbn.model import MCBN
 from mcbn.network import is_stream
 
@@ -44,7 +44,7 @@ MOST_HELD_OUT = 1000  # batches to rank among, where 1 / false_alarms asks for n
 NULLS_KEPT = 8  # batch sizes
 POOL_BATCHES = 4  # that a pool of inputs is cut into at least
 BETS = (0.05, 0.1, 0.2, 0.4, 0.7)
-STREAM_TENSORS, STREAM_NUMBERS = ("bag", "log_capital"), ("n_batches", "log_value", "highest", "p_value")  # saved
+STREAM_TENSORS, STREAM_NUMBERS = ("bag", "log_capital"), ("n_batches", "not_finite", "log_value", "highest", "p_value")
 BAG = 10_000  # distances a stream ranks among; then each new one takes a random place
 
 
@@ -113,13 +113,14 @@ class Evidence:
     n_batches: int  # t
     p_value: float | None  # of the last batch; None: none yet
     waiting: int  # inputs until now too few for a batch
+    not_finite: int  # batches with NaN or infinity among them: an alarm of its own, whatever the value
 
 
 class Martingale:
     """The test martingale of a stream of distances, after those of held-out batches (R,)."""
 
     def __init__(self, held_out: Tensor, seed: int) -> None:
-        self.bag, self.seed, self.n_batches = held_out.numpy().copy(), seed, 0
+        self.bag, self.seed, self.n_batches, self.not_finite = held_out.numpy().copy(), seed, 0, 0
         self.log_capital = np.full(len(BETS), -math.inf)  # log A_t,i
         self.log_value = self.highest = 0.0  # log S_t, and its maximum
         self.p_value: float | None = None  # of the last batch
@@ -127,7 +128,7 @@ class Martingale:
 
     def rank(self, distance: float) -> float:
         """Return the smoothed p-value of the next distance, and put it among the others."""
-        self.n_batches += 1
+        self.n_batches, self.not_finite = self.n_batches + 1, self.not_finite + math.isinf(distance)
         generator = np.random.Generator(np.random.Philox(key=[self.seed, self.n_batches]))
         larger, equal = int((self.bag > distance).sum()), 1 + int((self.bag == distance).sum())
         p_value = (larger + generator.uniform() * equal) / (1 + len(self.bag))
@@ -222,7 +223,8 @@ class Watch:
         stream, limit = self.stream, 1 / self.false_alarms
         waiting = 0 if stream.waiting is None else batches.size_of(stream.waiting)
         value = math.exp(min(stream.log_value, 700))
-        return Evidence(value, limit, stream.highest >= math.log(limit), stream.n_batches, stream.p_value, waiting)
+        facts = stream.n_batches, stream.p_value, waiting, stream.not_finite
+        return Evidence(value, limit, stream.highest >= math.log(limit), *facts)
 
     def reset(self) -> None:
         """Begin a new stream: forget distances, evidence, alarm and waiting inputs."""
@@ -236,10 +238,8 @@ class Watch:
     def novelty(self, x: Any) -> Novelty:
         """Judge every input by itself: distance of its own statistics, exact p-value, combined with entropy."""
         self.require_inputs(x)
-        spoiled = not_finite(x)
-        clean = batches.map_tensors(lambda t: t.nan_to_num(0, 0, 0) if t.is_floating_point() else t, x)
-        seen = see(self.network, self.task, self.centre, clean)
-        return self.input_null.novelty(seen, spoiled, batches.tensors_of(x)[0].device)
+        seen = see(self.network, self.task, self.centre, finite(x))
+        return self.input_null.novelty(seen, not_finite(x), batches.tensors_of(x)[0].device)
 
     def coordinates(self, x: Any) -> Tensor | None:
         """Return the coordinates (1, P) of one batch; None where they are not finite."""
@@ -282,9 +282,9 @@ class Watch:
         count = reference.count(size, max(MOST_HELD_OUT, needed))
         if count < needed:
             there = f"which for batches of {size} is a reference of {reference.needed(size, needed)} inputs"
-            here = f"it has {reference.n_inputs}, enough for batches of {reference.largest(needed)}"
-            fault = f"false_alarms={self.false_alarms} takes {needed} held-out batches, {there}; {here}"
-            raise MCBNError(f"{fault}: give more, smaller batches, or a larger false_alarms")
+            fault = f"false_alarms={self.false_alarms} takes {needed} held-out batches, {there}"
+            cure = f"batches of at most {largest}, " if (largest := reference.largest(needed)) else ""
+            raise MCBNError(f"{fault}; it has {reference.n_inputs}: give more, {cure}or a larger false_alarms")
         return count
 
     @cached_property
@@ -355,7 +355,7 @@ class Watch:
             fault = f"inputs have shape {shapes}, those of the reference {self.shapes} (without their number)"
             raise MCBNError(f"{fault}: a watch knows one shape; make one with a reference of this shape")
         if not self.network.proven:  # of a loaded network: its first run proves it, and must not be recorded
-            inputs = self.network.prepare(x)
+            inputs = self.network.prepare(finite(x))
             self.network.settle(inputs)
             self.network.run_copy(inputs)
         return batches.require_int("the number of inputs", batches.size_of(x), 1)
