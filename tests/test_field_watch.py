@@ -334,6 +334,18 @@ def test_a_loaded_watch_goes_on_where_it_was(tmp_path: Path) -> None:
     assert whole(x[:5]).distance == watch(x[:5]).distance
 
 
+def test_the_last_nulls_are_kept_and_a_refused_size_costs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "NULLS_KEPT", 2)
+    watch, x = fitted("table").watch(reference("table"), batch_size=M), table(500, 27)[0]
+    for size in (M, 4):
+        watch(x[:size])
+    with pytest.raises(mcbn.MCBNError, match="held-out batches"):
+        watch(x)
+    assert sorted(watch.nulls) == [4, M]
+    watch(x[:3])
+    assert sorted(watch.nulls) == [3, M]  # the size of streams stays
+
+
 @pytest.mark.parametrize("kind", ["table", "images"])
 def test_a_used_watch_can_be_pickled_and_copied(kind: str) -> None:
     x = (table if kind == "table" else images)(3 * M + 2, 25)[0]

@@ -257,9 +257,9 @@ class Watch:
     def null(self, size: int) -> Null:
         """Return the null of batches of this size; made when it is first asked for, the last few are kept."""
         if size not in self.nulls:
-            if len(self.nulls) >= NULLS_KEPT:
-                del self.nulls[next(M for M in self.nulls if self.batch_size != M)]
             self.nulls[size] = self._make_null(size)
+            if len(self.nulls) > NULLS_KEPT:
+                del self.nulls[next(M for M in self.nulls if M not in (self.batch_size, size))]
         return self.nulls[size]
 
     def _make_null(self, size: int) -> Null:
