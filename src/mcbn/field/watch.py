@@ -222,9 +222,8 @@ class Watch:
         """Where the stream stands."""
         stream, limit = self.stream, 1 / self.false_alarms
         waiting = 0 if stream.waiting is None else batches.size_of(stream.waiting)
-        value = math.exp(min(stream.log_value, 700))
-        facts = stream.n_batches, stream.p_value, waiting, stream.not_finite
-        return Evidence(value, limit, stream.highest >= math.log(limit), *facts)
+        value, shifted = math.exp(min(stream.log_value, 700)), stream.highest >= math.log(limit)
+        return Evidence(value, limit, shifted, stream.n_batches, stream.p_value, waiting, stream.not_finite)
 
     def reset(self) -> None:
         """Begin a new stream: forget distances, evidence, alarm and waiting inputs."""

@@ -81,13 +81,12 @@ def comparable(records: list[Record]) -> Selection:
 
 
 def _repairs(records: list[Record]) -> Iterator[Selection]:
-    """Yield repairs of each network and severity: of one configuration, that of most corruptions, then the newest."""
+    """Yield repairs of each network and severity: of its newest configuration, what every method and seed has."""
     newest = {(*(str(r.get(key)) for key in KEYS), r["config_hash"]): r for r in records if r["kind"] in REPAIRS}
     repairs = Selection(newest.values())
     for network, severity in (last := repairs.where(kind="repair")).each("network", "severity"):
-        configs = last.where(network=network, severity=severity).each("config_hash")
-        tried = (repairs.where(network=network, severity=severity, config_hash=config) for config in reversed(configs))
-        yield max((some.shared() for some in tried), key=lambda rows: len(rows.each("corruption")))
+        config = last.where(network=network, severity=severity).each("config_hash")[-1]
+        yield repairs.where(network=network, severity=severity, config_hash=config).shared()
 
 
 def count_alarms(records: Selection) -> Iterator[Record]:
