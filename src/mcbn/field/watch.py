@@ -157,12 +157,11 @@ class Watch:
     def __init__(
         self, bayes: MCBN[Any], *, reference: Reference | None, batch_size: int, false_alarms: float, seed: int
     ) -> None:
-        drawn = bayes.posterior
         self.network, self.task = bayes.engine.network, bayes.task
-        self.centre = centre_of(drawn)
+        self.centre = centre_of(bayes.posterior)
         self.reference, self.shapes = reference, reference.shapes if reference else None
         self.batch_size, self.false_alarms, self.seed = batch_size, false_alarms, seed
-        self.recorder = Recorder(self.network, frozenset(map(layer_of, drawn.layers)))
+        self.recorder = Recorder(self.network, frozenset(map(layer_of, self.channels)))
         self.nulls: dict[int, Null] = {}
 
     @property
@@ -341,8 +340,7 @@ class Watch:
             _restore(watch, tensors, settings)
             watch.require_network_of(bayes)
         if reference is not None:
-            run, seed = settings["run"], watch.seed
-            watch.reference = Reference(reference, bayes.engine.network, bayes.inputs, run=run, seed=seed)
+            watch.reference = Reference(reference, watch.network, bayes.inputs, run=settings["run"], seed=watch.seed)
         return watch
 
     def require_inputs(self, x: Any) -> int:
