@@ -171,8 +171,8 @@ class Watch:
 
     def __call__(self, x: Any) -> Reading:
         """Read one batch of inputs, as `predict` takes them."""
-        null = self.null(self.require_inputs(x))
-        z = self.coordinates(x)
+        x = self.require_inputs(x)
+        null, z = self.null(batches.size_of(x)), self.coordinates(x)
         distance = math.inf if z is None else float(null.metric(z))
         p_value = float(rank_p_values(torch.tensor([distance], dtype=torch.float64), null.held_out))
         if z is None:
@@ -184,8 +184,7 @@ class Watch:
 
     def update(self, x: Any) -> Evidence:
         """Take the next inputs of a stream, any number; they are read in batches of `batch_size` as they fill up."""
-        self.require_inputs(x)
-        whole, self.stream.waiting = cut_batches(self.stream.waiting, x, self.batch_size)
+        whole, self.stream.waiting = cut_batches(self.stream.waiting, self.require_inputs(x), self.batch_size)
         for batch in whole:
             z, null = self.coordinates(batch), self.null(self.batch_size)
             distance = math.inf if z is None else float(null.metric(z))
@@ -210,7 +209,7 @@ class Watch:
         """
         waiting, row = None, 0
         for x in blocks:
-            whole, waiting = cut_batches(waiting, x, self.batch_size)
+            whole, waiting = cut_batches(waiting, self.require_inputs(x), self.batch_size)
             for reading in map(self, whole):
                 evidence = self.follow(reading.distance, reading.class_p_value)
                 yield {"file": file, "row": row, **reading.row(), "evidence": evidence.value}
@@ -235,7 +234,7 @@ class Watch:
 
     def novelty(self, x: Any) -> Novelty:
         """Judge every input by itself: distance of its own statistics, exact p-value, combined with entropy."""
-        self.require_inputs(x)
+        x = self.require_inputs(x)
         seen = see(self.network, self.task, self.centre, finite(x))
         return self.input_null.novelty(seen, not_finite(x), batches.tensors_of(x)[0].device)
 
@@ -343,10 +342,12 @@ class Watch:
             watch.reference = Reference(reference, watch.network, bayes.inputs, run=settings["run"], seed=watch.seed)
         return watch
 
-    def require_inputs(self, x: Any) -> int:
-        """Check inputs against the reference and count them."""
+    def require_inputs(self, x: Any) -> Any:
+        """Check inputs against the reference and return them, the columns of a table by name."""
         if is_stream(x):
             raise MCBNError("a watch reads one batch of inputs at a time; loop over the loader")
+        x = batches.by_name(x, self.network.columns)
+        batches.require_int("the number of inputs", batches.size_of(x), 1)
         shapes = shapes_of(x)
         if self.shapes is not None and shapes != self.shapes:
             fault = f"inputs have shape {shapes}, those of the reference {self.shapes} (without their number)"
@@ -355,7 +356,7 @@ class Watch:
             inputs = self.network.prepare(finite(x))
             self.network.settle(inputs)
             self.network.run_copy(inputs)
-        return batches.require_int("the number of inputs", batches.size_of(x), 1)
+        return x
 
     def require_network_of(self, bayes: MCBN[Any]) -> None:
         """Refuse an MCBN of another network, or of other layers."""
@@ -429,8 +430,7 @@ def make_watch(
     size = batches.require_int("batch_size", batch_size, 1)
     watch = Watch(bayes, reference=reference, batch_size=size, false_alarms=false_alarms, seed=seed)
     watch.require_enough(size)
-    watch.require_inputs(reference.take(np.arange(2)))
-    watch.coordinates(reference.take(np.arange(2)))  # inputs of another network are refused now, not at the first batch
+    watch.coordinates(watch.require_inputs(reference.take(np.arange(2))))  # refuse another network's now, not later
     return watch
 
 

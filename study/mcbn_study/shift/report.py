@@ -67,9 +67,8 @@ def write(out: Path) -> list[Path]:
     kept = comparable(records)
     ours = Selection(r for r in kept if not r["network"].startswith("foreign"))
     ensembles = {(r["severity"], r["corruption"], r["method"]): r for r in records if r["kind"] == "ensemble"}
-    content = {"records": kept, "ours": ours, "alarms": list(count_alarms(kept)), "names": NAMES}
-    content["ensembles"] = Selection(ensembles.values())
-    tables = render(__package__, **content, few=FEW, mean_cell=mean_cell)
+    facts = {"records": kept, "ours": ours, "alarms": list(count_alarms(kept)), "names": NAMES, "few": FEW}
+    tables = render(__package__, **facts, ensembles=Selection(ensembles.values()), mean_cell=mean_cell)
     return [write_text(out / "table.md", f"# Shifts\n\n{tables}")]
 
 
