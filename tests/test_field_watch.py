@@ -219,7 +219,8 @@ def test_nan_is_an_alarm_of_its_own_kind() -> None:
     assert reading.p_value == 1 / (1 + len(watch.null(M).held_out))
     assert "NaN" in reading.explain()
     watch.reset()
-    assert watch.update(x).n_batches == 1
+    evidence = watch.update(torch.cat([x, images(M, 6)[0]]))
+    assert (evidence.n_batches, evidence.not_finite) == (2, 1)
 
 
 def test_same_seed_same_watch_and_nothing_of_the_users_changes() -> None:
@@ -296,7 +297,7 @@ def test_stream_alarms_soon_after_a_shift_and_keeps_the_alarm() -> None:
     assert evidence.value > evidence.limit == pytest.approx(100)
     assert watch.update(images(M, 23)[0]).shifted
     watch.reset()
-    assert watch.evidence == watching.Evidence(1.0, 100.0, False, 0, None, 0)
+    assert watch.evidence == watching.Evidence(1.0, 100.0, False, 0, None, 0, 0)
 
 
 def test_a_stream_of_any_pieces_is_the_same_stream() -> None:
@@ -331,6 +332,18 @@ def test_a_loaded_watch_goes_on_where_it_was(tmp_path: Path) -> None:
         loaded(x[:5])
     whole = Watch.load(tmp_path / "watch.safetensors", bayes, reference=reference("images"))
     assert whole(x[:5]).distance == watch(x[:5]).distance
+
+
+def test_the_last_nulls_are_kept_and_a_refused_size_costs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "NULLS_KEPT", 2)
+    watch, x = fitted("table").watch(reference("table"), batch_size=M), table(500, 27)[0]
+    for size in (M, 4):
+        watch(x[:size])
+    with pytest.raises(mcbn.MCBNError, match="held-out batches"):
+        watch(x)
+    assert sorted(watch.nulls) == [4, M]
+    watch(x[:3])
+    assert sorted(watch.nulls) == [3, M]  # the size of streams stays
 
 
 @pytest.mark.parametrize("kind", ["table", "images"])
@@ -381,8 +394,12 @@ def test_a_damaged_watch_is_named(tmp_path: Path) -> None:
 
 
 def test_a_reference_too_small_says_how_much_it_takes() -> None:
-    with pytest.raises(mcbn.MCBNError, match=r"0.01 takes 99 held-out batches.* reference of 1056 inputs; it has 500"):
+    with pytest.raises(
+        mcbn.MCBNError, match=r"0.01 takes 99 held-out batches.* reference of 1056 inputs; it has 500.* at most 3"
+    ):
         fitted("table").watch(reference("table")[:500], batch_size=8)
+    with pytest.raises(mcbn.MCBNError, match=r"it has 100: give more, or a larger false_alarms"):  # not "batches of 0"
+        fitted("table").watch(reference("table")[:100])
     assert fitted("table").watch(reference("table")[:500]).batch_size == 3  # chosen by the reference
     assert fitted("table").watch(reference("table")[:500], batch_size=8, false_alarms=0.05).batch_size == 8
     assert [needed_batches(rate) for rate in (0.5, 0.05, 0.01, 0.001)] == [1, 19, 99, 999]

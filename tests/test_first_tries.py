@@ -107,6 +107,15 @@ def test_columns_of_a_table_are_taken_by_name() -> None:
     for other in (frame(x)[list("edcba")], frame(x).assign(city="Bonn")[["city", *"cabed"]]):
         close(bayes.predict(other), expected)
         torch.testing.assert_close(bayes.tune((other, x[:, :2])).tau, bayes.tune((x, x[:, :2])).tau)
+        assert str(bayes.check(other)) == str(bayes.check((x, x[:, 0]))) == str(bayes.check((other, x[:, 0])))
+        for data in (other, (other, x[:, 0])):
+            home, watch = (bayes.watch(table, batch_size=2, false_alarms=0.1) for table in (x, data))
+            assert watch(other[:3]).distance == home(x[:3]).distance
+            assert watch.update(other) == home.update(x)
+            assert torch.equal(watch.novelty(other).distance, home.novelty(x).distance)
+            assert [*watch.read([other])] == [*home.read([x])]
+        moved = (bayes.adapt(table, reference=home, strength=1).posterior.mean["1"] for table in (x, other))
+        assert torch.equal(*moved)
     with pytest.raises(
         mcbn.MCBNError, match=r"give the columns of the fit: the table lacks \['c'\], it has \['a', 'b'"
     ):

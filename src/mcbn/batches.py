@@ -61,6 +61,8 @@ def is_table(data: Any) -> bool:
 
 def by_name(data: Any, names: list[Any]) -> Any:
     """Take the columns of a table by their names in the fit, whatever their order; leave alone what has none."""
+    if isinstance(data, tuple) and data and hasattr(data[0], "columns"):  # and targets
+        return (by_name(data[0], names), *data[1:])
     there = list(getattr(data, "columns", []))
     if lacking := [name for name in names if there and name not in there]:
         raise MCBNError(f"give the columns of the fit: the table lacks {lacking[:8]}, it has {there[:8]}")

@@ -180,6 +180,7 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0, n_examples: int = ENO
     E[(g . a)(g . b)] = a . b. `MCBN.check` documents the arguments.
     """
     rescaled, network = bayes.posterior, bayes.engine.network
+    data = batches.by_name(data, network.columns)
     posterior = rescaled.at_batch_size(rescaled.fitted_batch_size or rescaled.batch_size)  # as they were drawn
     with network.undisturbed(seed), torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="mcbn:")  # fit said so already; the diagnosis says it again

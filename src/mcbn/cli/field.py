@@ -47,7 +47,7 @@ def watch(
     Once, with inputs as the network meets them at home; then as often as there are new ones:
       mcbn watch --posterior net.mcbn --model nets:make --weights w.pt --reference val.csv --watch home.watch
       mcbn watch --posterior net.mcbn --model nets:make --weights w.pt --watch home.watch --continue \\
-        --data today.csv --out today_p.csv || mail -s shifted me@here < today_p.csv
+        --data today.csv --out p.csv --overwrite || mail -s shifted me@here < p.csv
 
     Each row is a batch of M inputs: p_value (exact rank among batches of the reference), distance, kind (none, inputs,
     classes, not finite), evidence of the stream so far, and how far each layer is (about 1 at home). The code is 3 when

@@ -113,7 +113,7 @@ def adapt(bayes: MCBN[Any], unlabelled: Any, reference: Any, strength: str | flo
     if strength != "auto" and not number:
         raise MCBNError(f'strength must be "auto" or a number from 0 to 1, got {strength!r}')
     network, earlier = bayes.engine.network, bayes.adaptation
-    pool = gather(unlabelled, bayes.inputs, network.accepted_keys)
+    pool = gather(batches.by_name(unlabelled, network.columns), bayes.inputs, network.accepted_keys)
     if earlier is not None:
         pool, bayes = batches.concatenate([earlier.pool, pool]), bayes.with_posterior(earlier.base)
     if batches.size_of(pool) < 2:

@@ -25,9 +25,7 @@ from mcbn.gaussian import principal
 
 EPS = 1e-5  # of batch norm: it cannot tell variances below that apart
 DIRECTIONS = 100  # whitened, of 400 reference batches
-# The ridge is the average variance of the whitened directions. Chosen on validation images under corruptions that are
-# not among those of the study (docs/field.md): mean power at M = 8 of a ResNet-32 0.61 without a ridge, 0.69 with it.
-RIDGE = 1.0
+RIDGE = 1.0  # times their average variance; chosen on validation images under other corruptions (docs/field.md)
 
 
 class Metric(NamedTuple):

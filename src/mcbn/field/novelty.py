@@ -95,9 +95,8 @@ def _classes(output: Tensor, task: str, network: Network) -> tuple[Tensor, Tenso
     if task != "classification" or (network.reading is not None and network.reading.several):
         return torch.zeros(len(output), dtype=torch.float64), torch.empty(len(output), 0)
     probs = as_logits(output.unsqueeze(0))[0].double().softmax(1)  # (N, K, ...)
-    entropies = entropy(probs, 1)
     of_input = probs if probs.ndim == 2 else probs.new_empty(len(probs), 0)
-    return entropies.reshape(len(output), -1).mean(1).cpu(), of_input.float().cpu()
+    return entropy(probs, 1).reshape(len(output), -1).mean(1).cpu(), of_input.float().cpu()
 
 
 class InputNull(NamedTuple):

@@ -31,7 +31,7 @@ class Reference:
 
     def __init__(self, data: Any, network: Network, picker: batches.Picker, *, run: int = 1, seed: int = 0) -> None:
         self.keys, self.picker, self.run, self.seed = network.accepted_keys, picker, run, seed
-        self.source, self.undisturbed = _by_row(data), Undisturbed()
+        self.source, self.undisturbed = _by_row(batches.by_name(data, network.columns)), Undisturbed()
         if isinstance(self.source.fetch, Take):  # read again for every size of batches: the caller may reuse its memory
             self.source = self.source._replace(fetch=Take(batches.copied(self.source.fetch.data)))
         self.n_inputs = len(self.source.population)
@@ -124,8 +124,7 @@ def _by_row(data: Any) -> Source:
 def gather(data: Any, picker: batches.Picker, keys: tuple[list[str], list[str]]) -> Any:
     """Read all inputs of some data into one batch."""
     source = _by_row(data)
-    rows: Any = np.array(source.population, np.int64)
-    rows = rows if isinstance(source.fetch, Take) else rows.tolist()
+    rows: Any = np.array(source.population, int) if isinstance(source.fetch, Take) else [*map(int, source.population)]
     return batches.pick_inputs(Undisturbed()(partial(source.fetch, rows), 0, batches.same), picker, keys)
 
 
@@ -135,6 +134,11 @@ def cut_batches(waiting: Any, x: Any, size: int) -> tuple[Iterator[Any], Any]:
     N, take = batches.size_of(inputs), Take(inputs)
     whole = (take(range(start, start + size)) for start in range(0, N - size + 1, size))
     return whole, take(range(N - N % size, N)) if N % size else None
+
+
+def finite(x: Any) -> Any:
+    """Put zeros where a batch holds NaN or infinity."""
+    return batches.map_tensors(lambda t: t.nan_to_num(0, 0, 0) if t.is_floating_point() else t, x)
 
 
 def not_finite(x: Any) -> Tensor:

@@ -34,7 +34,7 @@ from mcbn.engine.record import Recorder
 from mcbn.errors import MCBNError
 from mcbn.field.distance import Metric, Null, coordinates, fit_null, pooled_p_value, rank_p_values
 from mcbn.field.novelty import InputNull, Novelty, centre_of, class_proportions, class_weights, fit_inputs, see
-from mcbn.field.reference import Reference, cut_batches, not_finite, shapes_of
+from mcbn.field.reference import Reference, cut_batches, finite, not_finite, shapes_of
 from mcbn.model import MCBN
 from mcbn.network import is_stream
 
@@ -44,7 +44,7 @@ MOST_HELD_OUT = 1000  # batches to rank among, where 1 / false_alarms asks for n
 NULLS_KEPT = 8  # batch sizes
 POOL_BATCHES = 4  # that a pool of inputs is cut into at least
 BETS = (0.05, 0.1, 0.2, 0.4, 0.7)
-STREAM_TENSORS, STREAM_NUMBERS = ("bag", "log_capital"), ("n_batches", "log_value", "highest", "p_value")  # saved
+STREAM_TENSORS, STREAM_NUMBERS = ("bag", "log_capital"), ("n_batches", "not_finite", "log_value", "highest", "p_value")
 BAG = 10_000  # distances a stream ranks among; then each new one takes a random place
 
 
@@ -113,13 +113,14 @@ class Evidence:
     n_batches: int  # t
     p_value: float | None  # of the last batch; None: none yet
     waiting: int  # inputs until now too few for a batch
+    not_finite: int  # batches with NaN or infinity among them: an alarm of its own, whatever the value
 
 
 class Martingale:
     """The test martingale of a stream of distances, after those of held-out batches (R,)."""
 
     def __init__(self, held_out: Tensor, seed: int) -> None:
-        self.bag, self.seed, self.n_batches = held_out.numpy().copy(), seed, 0
+        self.bag, self.seed, self.n_batches, self.not_finite = held_out.numpy().copy(), seed, 0, 0
         self.log_capital = np.full(len(BETS), -math.inf)  # log A_t,i
         self.log_value = self.highest = 0.0  # log S_t, and its maximum
         self.p_value: float | None = None  # of the last batch
@@ -127,7 +128,7 @@ class Martingale:
 
     def rank(self, distance: float) -> float:
         """Return the smoothed p-value of the next distance, and put it among the others."""
-        self.n_batches += 1
+        self.n_batches, self.not_finite = self.n_batches + 1, self.not_finite + math.isinf(distance)
         generator = np.random.Generator(np.random.Philox(key=[self.seed, self.n_batches]))
         larger, equal = int((self.bag > distance).sum()), 1 + int((self.bag == distance).sum())
         p_value = (larger + generator.uniform() * equal) / (1 + len(self.bag))
@@ -156,12 +157,11 @@ class Watch:
     def __init__(
         self, bayes: MCBN[Any], *, reference: Reference | None, batch_size: int, false_alarms: float, seed: int
     ) -> None:
-        drawn = bayes.posterior
         self.network, self.task = bayes.engine.network, bayes.task
-        self.centre = centre_of(drawn)
+        self.centre = centre_of(bayes.posterior)
         self.reference, self.shapes = reference, reference.shapes if reference else None
         self.batch_size, self.false_alarms, self.seed = batch_size, false_alarms, seed
-        self.recorder = Recorder(self.network, frozenset(map(layer_of, drawn.layers)))
+        self.recorder = Recorder(self.network, frozenset(map(layer_of, self.channels)))
         self.nulls: dict[int, Null] = {}
 
     @property
@@ -171,8 +171,8 @@ class Watch:
 
     def __call__(self, x: Any) -> Reading:
         """Read one batch of inputs, as `predict` takes them."""
-        null = self.null(self.require_inputs(x))
-        z = self.coordinates(x)
+        x = self.require_inputs(x)
+        null, z = self.null(batches.size_of(x)), self.coordinates(x)
         distance = math.inf if z is None else float(null.metric(z))
         p_value = float(rank_p_values(torch.tensor([distance], dtype=torch.float64), null.held_out))
         if z is None:
@@ -184,8 +184,7 @@ class Watch:
 
     def update(self, x: Any) -> Evidence:
         """Take the next inputs of a stream, any number; they are read in batches of `batch_size` as they fill up."""
-        self.require_inputs(x)
-        whole, self.stream.waiting = cut_batches(self.stream.waiting, x, self.batch_size)
+        whole, self.stream.waiting = cut_batches(self.stream.waiting, self.require_inputs(x), self.batch_size)
         for batch in whole:
             z, null = self.coordinates(batch), self.null(self.batch_size)
             distance = math.inf if z is None else float(null.metric(z))
@@ -210,7 +209,7 @@ class Watch:
         """
         waiting, row = None, 0
         for x in blocks:
-            whole, waiting = cut_batches(waiting, x, self.batch_size)
+            whole, waiting = cut_batches(waiting, self.require_inputs(x), self.batch_size)
             for reading in map(self, whole):
                 evidence = self.follow(reading.distance, reading.class_p_value)
                 yield {"file": file, "row": row, **reading.row(), "evidence": evidence.value}
@@ -221,8 +220,8 @@ class Watch:
         """Where the stream stands."""
         stream, limit = self.stream, 1 / self.false_alarms
         waiting = 0 if stream.waiting is None else batches.size_of(stream.waiting)
-        value = math.exp(min(stream.log_value, 700))
-        return Evidence(value, limit, stream.highest >= math.log(limit), stream.n_batches, stream.p_value, waiting)
+        value, shifted = math.exp(min(stream.log_value, 700)), stream.highest >= math.log(limit)
+        return Evidence(value, limit, shifted, stream.n_batches, stream.p_value, waiting, stream.not_finite)
 
     def reset(self) -> None:
         """Begin a new stream: forget distances, evidence, alarm and waiting inputs."""
@@ -235,11 +234,9 @@ class Watch:
 
     def novelty(self, x: Any) -> Novelty:
         """Judge every input by itself: distance of its own statistics, exact p-value, combined with entropy."""
-        self.require_inputs(x)
-        spoiled = not_finite(x)
-        clean = batches.map_tensors(lambda t: t.nan_to_num(0, 0, 0) if t.is_floating_point() else t, x)
-        seen = see(self.network, self.task, self.centre, clean)
-        return self.input_null.novelty(seen, spoiled, batches.tensors_of(x)[0].device)
+        x = self.require_inputs(x)
+        seen = see(self.network, self.task, self.centre, finite(x))
+        return self.input_null.novelty(seen, not_finite(x), batches.tensors_of(x)[0].device)
 
     def coordinates(self, x: Any) -> Tensor | None:
         """Return the coordinates (1, P) of one batch; None where they are not finite."""
@@ -257,9 +254,9 @@ class Watch:
     def null(self, size: int) -> Null:
         """Return the null of batches of this size; made when it is first asked for, the last few are kept."""
         if size not in self.nulls:
-            if len(self.nulls) >= NULLS_KEPT:
-                del self.nulls[next(M for M in self.nulls if self.batch_size != M)]
             self.nulls[size] = self._make_null(size)
+            if len(self.nulls) > NULLS_KEPT:
+                del self.nulls[next(M for M in self.nulls if M not in (self.batch_size, size))]
         return self.nulls[size]
 
     def _make_null(self, size: int) -> Null:
@@ -282,9 +279,9 @@ class Watch:
         count = reference.count(size, max(MOST_HELD_OUT, needed))
         if count < needed:
             there = f"which for batches of {size} is a reference of {reference.needed(size, needed)} inputs"
-            here = f"it has {reference.n_inputs}, enough for batches of {reference.largest(needed)}"
-            fault = f"false_alarms={self.false_alarms} takes {needed} held-out batches, {there}; {here}"
-            raise MCBNError(f"{fault}: give more, smaller batches, or a larger false_alarms")
+            fault = f"false_alarms={self.false_alarms} takes {needed} held-out batches, {there}"
+            cure = f"batches of at most {largest}, " if (largest := reference.largest(needed)) else ""
+            raise MCBNError(f"{fault}; it has {reference.n_inputs}: give more, {cure}or a larger false_alarms")
         return count
 
     @cached_property
@@ -342,23 +339,24 @@ class Watch:
             _restore(watch, tensors, settings)
             watch.require_network_of(bayes)
         if reference is not None:
-            run, seed = settings["run"], watch.seed
-            watch.reference = Reference(reference, bayes.engine.network, bayes.inputs, run=run, seed=seed)
+            watch.reference = Reference(reference, watch.network, bayes.inputs, run=settings["run"], seed=watch.seed)
         return watch
 
-    def require_inputs(self, x: Any) -> int:
-        """Check inputs against the reference and count them."""
+    def require_inputs(self, x: Any) -> Any:
+        """Check inputs against the reference and return them, the columns of a table by name."""
         if is_stream(x):
             raise MCBNError("a watch reads one batch of inputs at a time; loop over the loader")
+        x = batches.by_name(x, self.network.columns)
+        batches.require_int("the number of inputs", batches.size_of(x), 1)
         shapes = shapes_of(x)
         if self.shapes is not None and shapes != self.shapes:
             fault = f"inputs have shape {shapes}, those of the reference {self.shapes} (without their number)"
             raise MCBNError(f"{fault}: a watch knows one shape; make one with a reference of this shape")
         if not self.network.proven:  # of a loaded network: its first run proves it, and must not be recorded
-            inputs = self.network.prepare(x)
+            inputs = self.network.prepare(finite(x))
             self.network.settle(inputs)
             self.network.run_copy(inputs)
-        return batches.require_int("the number of inputs", batches.size_of(x), 1)
+        return x
 
     def require_network_of(self, bayes: MCBN[Any]) -> None:
         """Refuse an MCBN of another network, or of other layers."""
@@ -432,8 +430,7 @@ def make_watch(
     size = batches.require_int("batch_size", batch_size, 1)
     watch = Watch(bayes, reference=reference, batch_size=size, false_alarms=false_alarms, seed=seed)
     watch.require_enough(size)
-    watch.require_inputs(reference.take(np.arange(2)))
-    watch.coordinates(reference.take(np.arange(2)))  # inputs of another network are refused now, not at the first batch
+    watch.coordinates(watch.require_inputs(reference.take(np.arange(2))))  # refuse another network's now, not later
     return watch
 
 

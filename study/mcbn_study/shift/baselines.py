@@ -97,8 +97,7 @@ def blended(network: nn.Module, x: Tensor, batch: int, share: float) -> Tensor:
 def tent(network: nn.Module, x: Tensor) -> Tensor:
     """Return logits of TENT (Wang et al. 2021): after each batch, a step of gamma and beta on its entropy."""
     student = copy.deepcopy(network).requires_grad_(False).train()
-    norms = [module for module in student.modules() if isinstance(module, nn.BatchNorm2d)]
-    affine = [parameter.requires_grad_() for norm in norms for parameter in (norm.weight, norm.bias)]
+    affine = [p.requires_grad_() for m in student.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters()]
     optimizer, logits = torch.optim.Adam(affine, TENT_RATE), []
     with torch.enable_grad():
         for some in torch.split(x, TENT_BATCH):  # in train mode batch norm takes the statistics of the batch

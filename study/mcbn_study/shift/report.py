@@ -67,9 +67,8 @@ def write(out: Path) -> list[Path]:
     kept = comparable(records)
     ours = Selection(r for r in kept if not r["network"].startswith("foreign"))
     ensembles = {(r["severity"], r["corruption"], r["method"]): r for r in records if r["kind"] == "ensemble"}
-    content = {"records": kept, "ours": ours, "alarms": list(count_alarms(kept)), "names": NAMES}
-    content["ensembles"] = Selection(ensembles.values())
-    tables = render(__package__, **content, few=FEW, mean_cell=mean_cell)
+    facts = {"records": kept, "ours": ours, "alarms": list(count_alarms(kept)), "names": NAMES, "few": FEW}
+    tables = render(__package__, **facts, ensembles=Selection(ensembles.values()), mean_cell=mean_cell)
     return [write_text(out / "table.md", f"# Shifts\n\n{tables}")]
 
 
@@ -81,13 +80,12 @@ def comparable(records: list[Record]) -> Selection:
 
 
 def _repairs(records: list[Record]) -> Iterator[Selection]:
-    """Yield repairs of each network and severity: of one configuration, that of most corruptions, then the newest."""
+    """Yield repairs of each network and severity: of its newest configuration, what every method and seed has."""
     newest = {(*(str(r.get(key)) for key in KEYS), r["config_hash"]): r for r in records if r["kind"] in REPAIRS}
     repairs = Selection(newest.values())
     for network, severity in (last := repairs.where(kind="repair")).each("network", "severity"):
-        configs = last.where(network=network, severity=severity).each("config_hash")
-        tried = (repairs.where(network=network, severity=severity, config_hash=config) for config in reversed(configs))
-        yield max((some.shared() for some in tried), key=lambda rows: len(rows.each("corruption")))
+        config = last.where(network=network, severity=severity).each("config_hash")[-1]
+        yield repairs.where(network=network, severity=severity, config_hash=config).shared()
 
 
 def count_alarms(records: Selection) -> Iterator[Record]:
