@@ -11,6 +11,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
+NUMERIC = re.compile(r"\s*[-+(\d\u2013](?!.*[a-z]{3} +[a-z])")  # not: 2 draws in one pass
 PLACES = "results|benchmarks|examples|src|study|tests|README|CONTRIBUTING|CHANGELOG"
 OUTSIDE = re.compile(rf"\[([^\]]+)\]\((?:\.\./)+(?!results/(?:\w+\.md|[^)]+\.png))((?:{PLACES})[^)]*)\)")
 
@@ -46,7 +47,7 @@ def _legible(table: re.Match[str]) -> str:
     """Columns of words stand to the left, and a number stays with its error."""
     head, rule, *rows = table[0].replace("± ", "±\u00a0").splitlines()
     columns = zip(*(re.split(r"(?<!\\)\|", row.strip()[1:-1]) for row in rows), strict=True)
-    sides = ["---:" if any(re.match(r"\s*[-+(\d\u2013]", cell) for cell in column) else "---" for column in columns]
+    sides = ["---:" if any(map(NUMERIC.match, column)) else "---" for column in columns]
     return "\n".join([head, f"|{'|'.join(sides) or rule.strip('|')}|", *rows, ""])
 
 
