@@ -54,8 +54,8 @@ def _legible(table: re.Match[str]) -> str:
 def errors_page() -> str:
     """List every message that mcbn raises or warns, by module, as written in the source."""
     trees = {path: ast.parse(path.read_text()) for path in sorted((ROOT / "src" / "mcbn").rglob("*.py"))}
-    constants = (node for tree in trees.values() for node in tree.body if isinstance(node, ast.Assign))
-    named = {ast.unparse(node.targets[0]): node.value for node in constants}  # texts, by the name of their constant
+    assigned = (node for tree in trees.values() for node in tree.body if isinstance(node, ast.Assign))
+    named = {ast.unparse(n.targets[0]): n.value for n in assigned if isinstance(getattr(n.value, "value", 0), str)}
     lines = [(ROOT / "docs" / "templates" / "errors.md").read_text()]
     for path, tree in trees.items():
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]

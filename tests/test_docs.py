@@ -182,6 +182,14 @@ def test_a_table_of_the_site_can_be_read() -> None:
     assert "|---|---:|" in hooks["on_page_markdown"](words, page=page, config=None)
 
 
+def test_the_page_of_messages_fills_in_texts_alone() -> None:
+    """A number of one module is not what another fills in under the same name."""
+    pytest.importorskip("mkdocs")
+    page = runpy.run_path(str(DOCS / "hooks.py"))["errors_page"]()
+    assert "n\\_samples={T} asked of a posterior of … draws; {cure}" in page
+    assert "one ONNX file holds {MOST\\_BYTES}" in page
+
+
 def tables(path: Path) -> list[list[dict[str, str]]]:
     """Read the tables of a Markdown page: rows by column."""
     found = re.findall(r"(?:^\|.*\n?)+", path.read_text(), re.MULTILINE)

@@ -194,8 +194,6 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0, n_examples: int = ENO
             population.add(network, x)
             compared += batches.size_of(x)
         worse_mean = _compare_means(bayes, data, seed)
-    if first is None:
-        raise MCBNError("the data gives no batch at all")
     recorded = Recorded(posterior, population.running, population.values, first)
     drifts = {moved.layer: moved for moved in drift.measure(recorded)}
     shares, failure = _shares(network, posterior, first)

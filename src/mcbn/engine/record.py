@@ -51,9 +51,7 @@ def record(network: Network, drawn: TrainingBatches, layers: Layers, inputs: Pic
     """
     keys = network.accepted_keys
     picked = (pick_inputs(batch, inputs, keys) for batch in drawn.batches)
-    first = next(picked, None)
-    if first is None:
-        raise MCBNError("the training data gives no batch at all")
+    first = next(picked)
     with torch.no_grad():
         x = network.prepare(first)
         recorder = Recorder(network, stochastic_layers(network, x, layers))
