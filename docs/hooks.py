@@ -22,7 +22,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for study in re.findall(r"results/(\w+)\.md", str(config.nav)):
         source = ROOT / "results" / study / ("tables.md" if study == "regression" else "table.md")
         if not source.exists():
-            raise PluginError(f"{source.relative_to(ROOT)} is missing; make it with `mcbn reproduce tables`")
+            raise PluginError(f"{source.relative_to(ROOT)} is missing; {lines[study].split('5. ')[1].strip()}")
         pictured = re.sub(r"(!\[[^\]]*\]\()(?!http)", rf"\1{study}/", source.read_text())  # in the page's own folder
         content = re.sub(r"(?<!!)\[([^\]]+)\]\((?!http|#)([^)]+)\)", r"\1", pictured)  # without links that leave it
         whole = content.replace("\n", f"\n\n{lines[study]}", 1)

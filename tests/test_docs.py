@@ -182,6 +182,20 @@ def test_a_table_of_the_site_can_be_read() -> None:
     assert "|---|---:|" in hooks["on_page_markdown"](words, page=page, config=None)
 
 
+def test_a_page_of_results_that_is_missing_is_named_with_what_makes_it(tmp_path: Path) -> None:
+    exceptions = pytest.importorskip("mkdocs.exceptions")
+    on_files = runpy.run_path(str(DOCS / "hooks.py"))["on_files"]
+    (tmp_path / "docs" / "templates").mkdir(parents=True)
+    (tmp_path / "docs" / "templates" / "results.toml").write_text(
+        'precision = """\n5. `mcbn reproduce precision` makes it.\n"""'
+    )
+    on_files.__globals__["ROOT"] = tmp_path
+    with pytest.raises(
+        exceptions.PluginError, match=r"precision/table.md is missing; `mcbn reproduce precision` makes it"
+    ):
+        on_files([], config=SimpleNamespace(nav=["results/precision.md"]))
+
+
 def test_the_page_of_messages_fills_in_texts_alone() -> None:
     """A number of one module is not what another fills in under the same name."""
     pytest.importorskip("mkdocs")
