@@ -2,7 +2,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 ZOO_READY := .venv-zoo/.ready
-AGAINST ?= $(shell git describe --tags --abbrev=0)
+AGAINST ?= $(shell git describe --tags --abbrev=0 2>/dev/null)
 
 .PHONY: demo bench pages zoo test quick fuzz check format docs docs-serve api dist clean
 
@@ -40,7 +40,8 @@ docs-serve: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 api: $(READY)       ## what breaks for users of the release AGAINST, by default the newest tag
-	$(BIN)/griffe check mcbn --search src --against $(AGAINST)
+	@test -n "$(AGAINST)" || { echo "no tag to compare with; name a commit: make api AGAINST=COMMIT"; exit 1; }
+	$(BIN)/griffecli check mcbn --search src --against $(AGAINST)
 
 dist: $(READY)      ## both distributions under dist/, checked, each wheel tried in an environment of its own
 	rm -rf dist .venv-dist

@@ -11,6 +11,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
+NUMERIC = re.compile(r"\s*[-+(\d\u2013](?!.*[a-z]{3} +[a-z])")  # not: 2 draws in one pass
 PLACES = "results|benchmarks|examples|src|study|tests|README|CONTRIBUTING|CHANGELOG"
 OUTSIDE = re.compile(rf"\[([^\]]+)\]\((?:\.\./)+(?!results/(?:\w+\.md|[^)]+\.png))((?:{PLACES})[^)]*)\)")
 
@@ -21,7 +22,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for study in re.findall(r"results/(\w+)\.md", str(config.nav)):
         source = ROOT / "results" / study / ("tables.md" if study == "regression" else "table.md")
         if not source.exists():
-            raise PluginError(f"{source.relative_to(ROOT)} is missing; make it with `mcbn reproduce tables`")
+            raise PluginError(f"{source.relative_to(ROOT)} is missing; {lines[study].split('5. ')[1].strip()}")
         pictured = re.sub(r"(!\[[^\]]*\]\()(?!http)", rf"\1{study}/", source.read_text())  # in the page's own folder
         content = re.sub(r"(?<!!)\[([^\]]+)\]\((?!http|#)([^)]+)\)", r"\1", pictured)  # without links that leave it
         whole = content.replace("\n", f"\n\n{lines[study]}", 1)
@@ -46,15 +47,15 @@ def _legible(table: re.Match[str]) -> str:
     """Columns of words stand to the left, and a number stays with its error."""
     head, rule, *rows = table[0].replace("± ", "±\u00a0").splitlines()
     columns = zip(*(re.split(r"(?<!\\)\|", row.strip()[1:-1]) for row in rows), strict=True)
-    sides = ["---:" if any(re.match(r"\s*[-+(\d\u2013]", cell) for cell in column) else "---" for column in columns]
+    sides = ["---:" if any(map(NUMERIC.match, column)) else "---" for column in columns]
     return "\n".join([head, f"|{'|'.join(sides) or rule.strip('|')}|", *rows, ""])
 
 
 def errors_page() -> str:
     """List every message that mcbn raises or warns, by module, as written in the source."""
     trees = {path: ast.parse(path.read_text()) for path in sorted((ROOT / "src" / "mcbn").rglob("*.py"))}
-    constants = (node for tree in trees.values() for node in tree.body if isinstance(node, ast.Assign))
-    named = {ast.unparse(node.targets[0]): node.value for node in constants}  # texts, by the name of their constant
+    assigned = (node for tree in trees.values() for node in tree.body if isinstance(node, ast.Assign))
+    named = {ast.unparse(n.targets[0]): n.value for n in assigned if isinstance(getattr(n.value, "value", 0), str)}
     lines = [(ROOT / "docs" / "templates" / "errors.md").read_text()]
     for path, tree in trees.items():
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]

@@ -81,6 +81,8 @@ def test_a_twin_without_validation_data_is_tuned_on_the_scored_data_and_says_so(
     text = invoke("evaluate", *MODEL, "--posterior", "plain.mcbn", "--data", "test.npz").stdout
     assert "tuned on the scored data itself" in text
     assert "inside the 95 % Gaussian interval" in text
+    assert f"noise std {float(bayes.noise_std):.4g}" in text.splitlines()[0]
+    assert " tau" not in text
 
 
 @pytest.mark.parametrize("factory", ["test_loader", "dataset", "streamed", "tensors", "dicts", "generated"])

@@ -158,6 +158,11 @@ MADE = {f"results/{study}.md": lines for study, lines in LINES.items()}
 MADE |= {"guide/errors.md": (DOCS / "templates" / "errors.md").read_text()}
 
 
+def test_a_page_of_results_has_a_title_over_its_five_lines() -> None:
+    pages = [ROOT / "results" / study / ("tables.md" if study == "regression" else "table.md") for study in LINES]
+    assert [page.parent.name for page in pages if not page.read_text().startswith("# ")] == []
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "changelog.md"])
 def test_five_lines_stand_at_the_top_of_a_page(page: str) -> None:
     text = MADE[page] if page in MADE else (DOCS / page).read_text()
@@ -173,6 +178,30 @@ def test_a_table_of_the_site_can_be_read() -> None:
     shown = hooks["on_page_markdown"](text + table, page=page, config=None)
     assert "[![a](../results/x/b.png)](../results/x/b.png) [c](../results/x.md) d (`src/e.py`)" in shown
     assert shown.endswith("| name | x |\n|---|---:|\n| `a\\|b` | -1 ±\u00a02 |\n| c | |\n")
+    words = "| how | seconds |\n|---|---|\n| 2 draws in one pass | 1.4 (cuda) |\n"  # words, though a digit begins them
+    assert "|---|---:|" in hooks["on_page_markdown"](words, page=page, config=None)
+
+
+def test_a_page_of_results_that_is_missing_is_named_with_what_makes_it(tmp_path: Path) -> None:
+    exceptions = pytest.importorskip("mkdocs.exceptions")
+    on_files = runpy.run_path(str(DOCS / "hooks.py"))["on_files"]
+    (tmp_path / "docs" / "templates").mkdir(parents=True)
+    (tmp_path / "docs" / "templates" / "results.toml").write_text(
+        'precision = """\n5. `mcbn reproduce precision` makes it.\n"""'
+    )
+    on_files.__globals__["ROOT"] = tmp_path
+    with pytest.raises(
+        exceptions.PluginError, match=r"precision/table.md is missing; `mcbn reproduce precision` makes it"
+    ):
+        on_files([], config=SimpleNamespace(nav=["results/precision.md"]))
+
+
+def test_the_page_of_messages_fills_in_texts_alone() -> None:
+    """A number of one module is not what another fills in under the same name."""
+    pytest.importorskip("mkdocs")
+    page = runpy.run_path(str(DOCS / "hooks.py"))["errors_page"]()
+    assert "n\\_samples={T} asked of a posterior of … draws; {cure}" in page
+    assert "one ONNX file holds {MOST\\_BYTES}" in page
 
 
 def tables(path: Path) -> list[list[dict[str, str]]]:

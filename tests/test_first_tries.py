@@ -243,7 +243,11 @@ MISTAKES: dict[str, Try] = {
         lambda b, x: b.tune((x, x[:, 0])),
         "targets of shape (40,) do not fit predictions of shape (40, 2); give one an output",
     ),
-    "a generator that is used up": (rows, lambda b, x: b.fit(iter([])), "the training data gives no batch at all"),
+    "a generator that is used up": (
+        rows,
+        lambda b, x: b.fit(iter([])),
+        "the training data gives no batch at all; give it afresh",
+    ),
     "a dict nobody takes": (
         rows,
         lambda b, x: b.fit(DataLoader([{"image": row} for row in x], batch_size=8)),

@@ -48,6 +48,12 @@ def test_files_for_the_forge_keep_to_their_schemas(schema: str) -> None:
     assert done.returncode == 0, done.stdout
 
 
+def test_programs_that_make_runs_are_installed() -> None:
+    pytest.importorskip("griffecli")
+    named = re.findall(r"\$\(BIN\)/([\w-]+)", (ROOT / "Makefile").read_text())
+    assert {name for name in named if not (Path(sys.executable).parent / name).exists()} == set()
+
+
 @pytest.mark.slow
 def test_the_source_distribution_is_small_and_whole(tmp_path: Path) -> None:
     pytest.importorskip("build")

@@ -101,7 +101,7 @@ class Stream(NamedTuple):
             raise MCBNError(f"batch_size={batch_size} cannot be drawn from ready batches; build the loader with it")
         first = batches.copied(next(iterate(source, seed), None))
         if first is None:
-            raise MCBNError("the training data gives no batch at all")
+            raise MCBNError("the training data gives no batch at all; give it afresh, with one example or more")
         if isinstance(source, Iterator):  # a generator: what was taken from it goes back in front
             source = chain([first], source)
         M = self.batch_size or batches.size_of(first)

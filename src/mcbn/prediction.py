@@ -74,7 +74,7 @@ class _Prediction:
 def join(predictions: Sequence[Any]) -> Any:
     """Join predictions of successive batches into one."""
     if not predictions:
-        raise MCBNError("the data to predict for gives no batch at all")
+        raise MCBNError("the data to predict for gives no batch at all; give it afresh, with one example or more")
 
     def joined(name: str) -> Any:
         values = [getattr(prediction, name) for prediction in predictions]

@@ -195,8 +195,8 @@ class Provenance(NamedTuple):
     @property
     def time(self) -> str:
         """Show the seconds as people say them."""
-        if not self.records:
-            return "\N{EN DASH}"
+        if not self.seconds:
+            return "time not on record" if self.records else "\N{EN DASH}"
         minutes, seconds = divmod(round(self.seconds), 60)
         hours, minutes = divmod(minutes, 60)
         return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

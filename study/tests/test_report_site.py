@@ -138,6 +138,8 @@ def test_time_shared_by_records_is_counted_once():
     found = trace("regression", [{"profile": "quick", "device": "cpu", "seconds": 3725.0}], "mcbn reproduce regression")
     assert found.command == "mcbn reproduce regression --profile quick"
     assert found.time == "1 h 2 min"
+    assert trace("precision", [{"hardware": "cpu"}], "mcbn reproduce precision").time == "time not on record"
+    assert trace("precision", [], "mcbn reproduce precision").time == "\N{EN DASH}"
 
 
 def test_markdown_of_the_studies_becomes_tables_and_is_escaped(tmp_path: Path):

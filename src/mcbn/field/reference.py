@@ -116,7 +116,7 @@ def _by_row(data: Any) -> Source:
     loader = as_loader(source.source) if isinstance(source.source, IterableDataset) else source.source
     blocks = [*map(batches.copied, islice(iterate(loader, 0), STREAM_BATCHES))]  # which may reuse its memory
     if not blocks:
-        raise MCBNError("the data gives no batch at all")
+        raise MCBNError("the data gives no batch at all; give it afresh, with one example or more")
     kept = batches.concatenate(blocks)
     return Source(Take(kept), range(batches.size_of(kept)))
 

@@ -28,7 +28,7 @@ def _gather(rows: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:
     """Join the rows of all blocks."""
     columns = list(zip(*rows, strict=True))
     if not columns:
-        raise MCBNError("the data to score gives no batch at all")
+        raise MCBNError("the data to score gives no batch at all; give it afresh, with one example or more")
     return [torch.cat(column) for column in columns]
 
 
@@ -113,12 +113,14 @@ def _class_scores(probs: Tensor, y: Tensor) -> Scores:
 
 def gather(bayes: MCBN[Any], scores: Report, *, data: str, n_samples: int | None, tuned_on: str | None) -> Report:
     """Put scores and what they were made with into one nest of plain values; what does not exist is None."""
+    noise = {"noise_std": bayes.noise_std} if bayes.task == "regression" else {"temperature": 1 / bayes.tau}
     report = {
         "data": data,
         "task": bayes.task,
         "n_samples": n_samples or bayes.posterior.n_samples,
         "batch_size": bayes.posterior.batch_size,
         "tau": bayes.noise_precision.tolist(),
+        **{name: torch.as_tensor(value).tolist() for name, value in noise.items()},
         **scores,
     }
     return report | {"constant_tau_tuned_on": tuned_on or ITSELF} if "constant" in scores else report
