@@ -23,6 +23,19 @@ def test_calibrated_intervals_are_written() -> None:
         np.testing.assert_allclose(file["high"], high.numpy(), rtol=1e-5)
 
 
+def test_calibrated_intervals_are_exported() -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    assert invoke("fit", *FIT, "--tune", "val.npz", "--calibrate", "test.npz", "--out", "kept.mcbn").exit_code == 0
+    options = ("--data", "val.npz", "--coverage", "0.8", "--out", "net.onnx")
+    result = invoke("export", "--posterior", "kept.mcbn", *MODEL, *options)
+    assert result.exit_code == 0, result.output
+    x = arrays("val.npz")[0]
+    session = onnxruntime.InferenceSession("net.onnx")
+    low = session.run(["low"], {"x": x.numpy()})[0]
+    pred = by_hand().calibrate(arrays("test.npz")).predict(x)
+    np.testing.assert_allclose(low, pred.interval(0.8)[0].numpy(), rtol=1e-3, atol=1e-4)
+
+
 def test_rows_to_ask_a_human_are_marked() -> None:
     labels = ("--data", "train_labels.npz", "--task", "classification", "--batch-size", "16", "--out", "sets.mcbn")
     assert invoke("fit", *CLASSES[2:], *labels, "--calibrate", "train_labels.npz").exit_code == 0

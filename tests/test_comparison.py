@@ -81,6 +81,15 @@ def test_bootstrap_interval_is_that_of_the_mean() -> None:
     assert high == pytest.approx(gaps.mean().item() + 1.96 * error, abs=0.15 * error)
 
 
+def test_labels_that_the_plain_network_rules_out_do_not_hide_what_is_better() -> None:
+    bayes, held, test = fitted("classification", 4), classes(200, 2), classes(150, 3)
+    sharp = nn.Sequential(*bayes.model[:-1], nn.Linear(8, 4).double())
+    sharp[-1].load_state_dict({name: 300 * value for name, value in bayes.model[-1].state_dict().items()})
+    compared = mcbn.compare(mcbn.MCBN(sharp.eval(), "classification").fit(held[0], batch_size=16), held, test)
+    assert metrics.nll(Temperature(sharp, "classification").predict(test[0]).probs.float(), test[1]) == float("inf")
+    assert "nothing here beats it" not in compared.advice
+
+
 def test_methods_of_another_task_are_refused() -> None:
     other = Temperature(nn.Linear(3, 4).double(), "classification")
     with pytest.raises(mcbn.MCBNError, match="'other' does classification, but the others regression"):

@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import mcbn
 from mcbn import conformal
-from mcbn.baselines import DeepEnsemble, MCDropout, Temperature
+from mcbn.baselines import ConstantUncertainty, DeepEnsemble, MCDropout, Temperature
 from mcbn.conformal import set_scores
 
 N = 400
@@ -367,6 +368,10 @@ def test_baselines_calibrate_as_well() -> None:
         with pytest.warns(UserWarning, match="calibration is dropped"):
             method.fit()
         assert method.calibration is None
+    twin = ConstantUncertainty(regressor()).tune(held).calibrate(held)
+    with pytest.warns(UserWarning, match="calibration is dropped"):
+        twin.fit(held[0], n_samples=5, batch_size=16)
+    assert twin.calibration is None
 
 
 @pytest.mark.parametrize(
@@ -415,6 +420,81 @@ def test_mistakes_of_classification() -> None:
         bayes.calibrate((x, torch.full_like(y, 255)), ignore_index=255)
 
 
+def tied(score: str) -> tuple[Any, Tensor, Tensor]:
+    """Few distinct inputs and targets, in single precision: most scores are ties."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randint(0, 2, (1200, 3), generator=generator).float()
+    y = torch.poisson(3 + 2 * x.sum(1, keepdim=True), generator=generator)
+    y = torch.where(torch.rand(1200, 1, generator=generator) < 0.3, 0.0, y)
+    network = fitted("regression").model.float()
+    network[1].reset_running_stats()
+    network.train()(x)
+    network.eval()
+    bayes = mcbn.MCBN(network, "regression").fit(x, n_samples=20, batch_size=16)
+    bayes.tau = 0.3
+    return bayes.calibrate((x[:200], y[:200]), score=score), x, y
+
+
+@pytest.mark.parametrize("score", ["std", "absolute", "quantile"])
+def test_ties_with_the_threshold_are_inside_whatever_is_rounded(score: str) -> None:
+    bayes, x, y = tied(score)
+    for size in (1, 7, 1000):
+        pred = bayes.predict(x[200 : 200 + size], return_samples=True)
+        new = y[200 : 200 + size]
+        ours = conformal._score_values(pred, new, bayes.calibration, torch.zeros(size), (False, 0, None))[0][:, 0, 0]
+        for level in torch.linspace(0.02, 0.98, 49).tolist():
+            below = ours <= bayes.calibration.threshold(level)[0]
+            assert inside(pred.interval(level), new)[below, 0].all()
+
+
+def test_predictions_that_are_not_finite_calibrate_nothing_and_are_left_to_a_human() -> None:
+    class Sometimes(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.where(x[:, 2:] > 1, math.nan, super().forward(x))
+
+    for task, (x, y), how in (("classification", classes(900, 2), {}), ("regression", noisy(900, 2), {"tolerance": 5})):
+        broken = Sometimes(*fitted(task, 4 if task == "classification" else 1).model).eval()
+        bayes = mcbn.MCBN(broken, task).fit(x, n_samples=20, batch_size=16)
+        bayes.tau, lost = 1.0, x[:, 2] > 1
+        with pytest.raises(mcbn.MCBNError, match=r"predictions of \d+ held-out examples are NaN: look at these inputs"):
+            bayes.calibrate((x, y))
+        pred = bayes.calibrate((x[~lost], y[~lost])).predict(x)
+        asked = pred.reject(0.6, **how)
+        assert asked[lost].all()
+        assert not asked[~lost].all()
+        if task == "classification":
+            assert pred.set(0.9)[lost].all()
+
+
+def test_levels_and_groups_of_other_libraries(tmp_path: Path) -> None:
+    held, (x, _) = noisy(60, 2), noisy(20, 3)
+    bayes = regressor().calibrate(held, level=np.float32(0.75))
+    bayes.save(tmp_path / "kept.mcbn")
+    assert mcbn.MCBN.load(tmp_path / "kept.mcbn", bayes.model).calibration.level == 0.75
+    assert torch.equal(bayes.predict(x).interval(torch.tensor(0.5))[0], bayes.predict(x).interval(0.5)[0])
+    with pytest.raises(mcbn.MCBNError, match=r"level must lie between 0 and 1, got '0\.9'"):
+        bayes.predict(x).interval("0.9")
+    pandas = pytest.importorskip("pandas")
+    groups = pandas.Series([0, 1] * 30, index=range(100, 160))
+    known, other = ([0, 1] * 10, pandas.Series([0, 1] * 10, index=range(7, 27)))
+    low = regressor().calibrate(held, groups=groups).predict(x).interval(0.5, groups=other)[0]
+    assert torch.equal(low, regressor().calibrate(held, groups=[0, 1] * 30).predict(x).interval(0.5, groups=known)[0])
+    with pytest.raises(mcbn.MCBNError, match="encode text as numbers first"):
+        regressor().calibrate(held, groups=["a", "b"] * 30)
+
+
+def test_a_mean_that_is_given_has_no_promise() -> None:
+    pred = regressor().calibrate(noisy(60, 2)).predict(noisy(5, 3)[0])
+    assert pred.about(pred.mean + 100).calibration is None
+
+
+def test_a_class_that_was_not_held_out_is_not_promised() -> None:
+    x, y = classes(200, 2)
+    bayes = fitted("classification", 4).calibrate((x[y > 0], y[y > 0]), groups="class")
+    assert not conformal.promised(bayes.predict(x), 0.5)
+    conformal.inside(bayes.predict(x), y, 0.5)
+
+
 def test_constant_predictions_have_no_scale() -> None:
     bayes = fitted("regression")
     with pytest.raises(mcbn.MCBNError, match='score="quantile" needs the noise of the targets'):
@@ -425,6 +505,8 @@ def test_constant_predictions_have_no_scale() -> None:
     with pytest.raises(mcbn.MCBNError, match=r"predictive std is 0 for .* tune\(validation_data\) first"):
         constant.calibrate((x, y))
     constant.calibrate((x, y), score="absolute")
+    with pytest.raises(mcbn.MCBNError, match="not fitted yet; call fit"):
+        mcbn.MCBN(bayes.model, "regression").calibrate((x, y))
 
 
 def test_drawn_samples_must_be_kept_for_quantiles_of_a_loader() -> None:

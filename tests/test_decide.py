@@ -73,7 +73,7 @@ def test_mistakes_of_reject() -> None:
     pred = bayes.calibrate(classes(50, 2)).predict(x)
     with pytest.warns(UserWarning, match="is rejected; it takes at least 528 certain ones without an error"):
         assert pred.reject(0.01).all()
-    with pytest.raises(mcbn.MCBNError, match="risk must lie between 0 and 1"):
+    with pytest.raises(mcbn.MCBNError, match=r"risk and delta must lie between 0 and 1, got 1\.5 and 0\.1"):
         pred.reject(1.5)
     with pytest.raises(mcbn.MCBNError, match="calibrated with"):
         bayes.predict(x, n_samples=5).reject(0.3)
@@ -100,6 +100,16 @@ def test_bald_is_the_information_of_one_label() -> None:
     samples = some_samples()
     for i, value in enumerate(decide.bald(samples).tolist()):
         assert value == pytest.approx(brute_force(samples.softmax(2), [i]), abs=1e-12)
+
+
+def test_outputs_that_are_probabilities_are_not_taken_for_logits() -> None:
+    samples = some_samples()
+    for outputs in (samples.softmax(2), samples.log_softmax(2)):
+        torch.testing.assert_close(decide.bald(outputs), decide.bald(samples))
+    single = samples[:, :, :1].repeat(1, 4, 1)
+    torch.testing.assert_close(decide.bald(single.sigmoid(), outputs="probs"), decide.bald(single))
+    with pytest.raises(mcbn.MCBNError, match='pass outputs="probs" if the network gives probabilities'):
+        decide.batch_bald(single.sigmoid(), 2)
 
 
 def test_batch_bald_is_greedy_by_brute_force() -> None:

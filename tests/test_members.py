@@ -163,6 +163,10 @@ def test_a_comparison_scores_all_members_together(task: str) -> None:
         losses = scores if scores is not None else -pred.log_prob(y[30:])
         torch.testing.assert_close(compared.losses[method], losses, rtol=1e-6, atol=1e-9)
     assert bayes.tau == several(task).tau
+    other = several(task).calibrate((x, y), score="absolute" if task == "regression" else "aps")
+    mcbn.compare(bayes, (x[:30], y[:30]), (x[30:], y[30:]), others={"other": other})
+    assert other.tau == several(task).tau
+    assert other.calibration is not None
 
 
 def test_what_changes_predictions_drops_the_calibration_with_a_warning() -> None:
@@ -173,11 +177,18 @@ def test_what_changes_predictions_drops_the_calibration_with_a_warning() -> None
         lambda: bayes.tune((x, y), batch_sizes=[4, 16]),
         lambda: bayes.fit(x, n_samples=T, batch_size=16),
         lambda: setattr(bayes, "tau", 3.0),
+        lambda: setattr(bayes.members[1], "tau", 3.0),
+        lambda: setattr(bayes.members[0], "posterior", bayes.posterior.at_batch_size(8)),
+        lambda: (next(iter(bayes.members[1].posterior.mean.values())).add_(1), bayes.predict(x)),
     ):
         bayes.calibrate((x, y), level=0.5)
         with pytest.warns(UserWarning, match=r"calibration is dropped; call calibrate\(held_out_data\) again"):
             change()
         assert bayes.calibration is None
+    bayes.calibrate((x, y), level=0.5)
+    assert bayes.at_batch_size(8).calibration is None
+    kept = mcbn.MCBN(networks(), "regression").load_state_dict(bayes.state_dict())
+    assert torch.equal(kept.predict(x).interval()[0], bayes.predict(x).interval()[0])
 
 
 def test_members_with_a_head_start_with_the_noise_that_the_networks_give() -> None:

@@ -16,6 +16,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from mcbn import MCBNError, data, metrics, stacked
+from mcbn.conformal import cross_interval
 from mcbn.networks import RegressionMLP, Standardized, train_regression
 from mcbn.sklearn import MCBNClassifier, MCBNRegressor
 from mcbn.sklearn.rows import Rows, distinct, folds, systematic
@@ -428,6 +429,23 @@ def test_too_few_rows_for_folds_give_the_gaussian_interval():
     model = MCBNRegressor(epochs=3, n_samples=4, random_state=0).fit(X, y)
     assert model.folds_ == []
     assert np.allclose(model.predict_interval(X, 0.9)[0], model.predict_interval(X, 0.9, calibrated=False)[0])
+
+
+def test_intervals_and_sets_of_one_held_out_part_are_calibrated_on_it(monkeypatch):
+    monkeypatch.setattr("mcbn.sklearn.training.ONE_PART", 100)
+    X, y = noisy_line(400, 4)
+    new, target = noisy_line(2000, 5)
+    model = MCBNRegressor(epochs=20, n_samples=10, random_state=0).fit(X, y)
+    (fold,) = model.folds_
+    low, high = model.predict_interval(new, 0.8)
+    np.testing.assert_array_equal(low, fold.predict(torch.from_numpy(new)).interval(0.8)[0])
+    np.testing.assert_allclose(low, cross_interval([fold.predict(torch.from_numpy(new))], 0.8)[0])
+    assert abs(((low <= target) & (target <= high)).mean() - 0.8) < 4 * (0.16 * (1 / 80 + 1 / 2000)) ** 0.5
+    with pytest.raises(MCBNError, match=r"level 0\.99 needs at least 99 held-out examples"):
+        model.predict_interval(new, 0.99)
+    classifier = MCBNClassifier(epochs=20, n_samples=10, random_state=0).fit(X, y > 0)
+    sets = classifier.folds_[0].predict(torch.from_numpy(new)).set(0.8)
+    np.testing.assert_array_equal(classifier.predict_set(new, 0.8), sets)
 
 
 def test_many_rows_hold_out_one_part(monkeypatch):

@@ -1,6 +1,7 @@
 """What each alternative gives on your data: one table, and one sentence that says which to take."""
 
 import copy
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,9 +16,9 @@ from mcbn.errors import MCBNError, require_choice
 from mcbn.members import Members
 from mcbn.model import MCBN
 from mcbn.outputs import flatten, match_shape, require_labels
+from mcbn.prediction import SMALLEST
 
 RESAMPLES = 2000
-Predict = Callable[[Any], Any]
 
 
 class Row(NamedTuple):
@@ -76,7 +77,7 @@ def compare(
     for name, other in (others or {}).items():
         if other.task != bayes.task:
             raise MCBNError(f"{name!r} does {other.task}, but the others {bayes.task}; compare like with like")
-        methods[name] = copy.copy(other).tune(validation).predict
+        methods[name] = _fresh(other).tune(validation).predict
     pairs = list(noise.labelled(bayes, test, None))
     scored = [_score(name, predict, pairs, level) for name, predict in methods.items()]
     rows, losses = [row for row, _ in scored], torch.stack([each for _, each in scored])
@@ -85,18 +86,19 @@ def compare(
     return Comparison(titles, rows, losses, _advise(loss, rows, losses, seed))
 
 
-def _methods(bayes: Any, validation: Any) -> dict[str, Predict]:
+def _fresh(predictor: Any) -> Any:
+    """Copy a predictor, to be tuned; the user's own keeps its tau and its calibration."""
+    twin = copy.copy(predictor)
+    twin.calibration = None
+    return twin
+
+
+def _methods(bayes: Any, validation: Any) -> dict[str, Callable[[Any], Any]]:
     """Name the ways to predict with this network, the simplest first."""
-    several = isinstance(bayes, Members)
     options: Any = {"inputs": bayes.inputs, "output": bayes.output, "outputs": bayes.outputs}
     plain = DeepEnsemble([member.model for member in getattr(bayes, "members", [bayes])], bayes.task, **options)
-    tuned, wider = (
-        bayes.at_batch_size(bayes.posterior.batch_size) if several else bayes.with_posterior(bayes.posterior)
-        for _ in range(2)
-    )
-    tuned.tune(validation)
-    wider.tune(validation, batch_sizes="auto")
-    named: dict[str, Predict] = {}
+    tuned, wider = _fresh(bayes).tune(validation), _fresh(bayes).tune(validation, batch_sizes="auto")
+    named: dict[str, Callable[[Any], Any]] = {}
     if bayes.task == "classification":
         named["plain"] = plain.predict
         named["temperature"] = copy.copy(plain).tune(validation).predict
@@ -109,7 +111,9 @@ def _methods(bayes: Any, validation: Any) -> dict[str, Predict]:
     return named
 
 
-def _score(name: str, predict: Predict, pairs: Sequence[tuple[Any, Tensor]], level: float) -> tuple[Row, Tensor]:
+def _score(
+    name: str, predict: Callable[[Any], Any], pairs: Sequence[tuple[Any, Tensor]], level: float
+) -> tuple[Row, Tensor]:
     """Score one method; return its row and its loss of every point, (N,)."""
     columns, seconds = [], 0.0
     for x, y in pairs:
@@ -137,7 +141,8 @@ def _judge_labels(pred: Any, y: Tensor, level: float) -> tuple[Tensor, ...]:
     probs = pred.probs.movedim(1, -1).flatten(0, -2)  # (points, K)
     covered, labels = inside(pred, y, level).flatten(), y.flatten()
     top, label = probs.max(1)
-    return -pred.log_prob(y).flatten().double(), covered, 1 - top, (label != labels).double(), probs, labels
+    loss = -pred.log_prob(y).flatten().double().clamp(min=math.log(SMALLEST))  # where single precision rounds to 0
+    return loss, covered, 1 - top, (label != labels).double(), probs, labels
 
 
 def difference(losses: Tensor, other: Tensor, seed: int = 0) -> tuple[float, float]:

@@ -19,17 +19,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, SequentialSampler
 
-from mcbn import noise
+from mcbn import batches, noise
 from mcbn.errors import MCBNError, require_choice
 from mcbn.outputs import flatten, match_shape, require_labels
 from mcbn.prediction import central_interval, require_level
 
 SCORES = {"regression": ("std", "absolute", "quantile"), "classification": ("aps", "raps")}
 PIXELS = 256  # drawn from every image: they stand for all of it
+ROUNDING = 32  # units in the last place that equal scores may differ by, computed in other batches
 BISECTIONS = 60
 TENSORS = ("scores", "uncertainty", "loss")
 Rows = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # scores (N, P, D), group, and what `reject` needs, (N,)
@@ -80,7 +82,7 @@ class Calibration:
             table = torch.stack([self.threshold(level, int(group)) for group in numbers])[place]  # (N, D)
         else:
             table = self.threshold(level).unsqueeze(0)  # (1, D)
-        return (table.reshape(*table.shape, *(1,) * (like.ndim - 2)) if like.ndim > 1 else table[:, 0]).to(like)
+        return outward(table.reshape(*table.shape, *(1,) * (like.ndim - 2)) if like.ndim > 1 else table[:, 0], like)
 
     def interval(self, pred: Any, level: float | None, groups: Any = None) -> tuple[Tensor, Tensor]:
         """Return (low, high) of a regression prediction, each shaped as its mean."""
@@ -92,7 +94,7 @@ class Calibration:
 
     def set(self, probs: Tensor, level: float | None, groups: Any = None, seed: int = 0) -> Tensor:
         """Return which classes belong to the set, boolean, shaped as the probabilities (N, K, ...)."""
-        return self.score_classes(probs, seed) <= self.thresholds(level, probs, groups)
+        return (self.score_classes(probs, seed) <= self.thresholds(level, probs, groups)) | probs.isnan()  # then all
 
     def score_classes(self, probs: Tensor, seed: int) -> Tensor:
         """Score every class (N, K, ...); random shares are drawn by the seed, one an input and pixel."""
@@ -147,7 +149,7 @@ def calibrate(
     score = require_choice("score", score or known[0], known)
     if by == "class" and predictor.task != "classification":
         raise MCBNError('groups="class" is for classification; give one group number an example')
-    penalty = penalty if score == "raps" else (0.0, 0)
+    penalty, level = penalty if score == "raps" else (0.0, 0), None if level is None else require_level(level)
     if score == "quantile" and predictor.noise != "constant":
         raise MCBNError(f'score="quantile" is for noise="constant", not {predictor.noise!r}; take score="std"')
     settings = Calibration(score, {}, {}, by, level, method, randomized=randomize, penalty=penalty)
@@ -174,6 +176,8 @@ def _gather(rows: Sequence[Rows]) -> dict[str, Any]:
         raise MCBNError("calibrate needs held-out examples with targets, got none")
     joined: Any = (None if column[0] is None else torch.cat(column).cpu() for column in zip(*rows, strict=True))
     scores, group, uncertainty, loss = joined
+    if count := int(scores.isnan().flatten(1).any(1).sum()):
+        raise MCBNError(f"predictions of {count} held-out examples are NaN: look at these inputs, and at the weights")
     by_group = {int(g): scores[group == g] for g in group.unique()}
     counts = {g: len(some) for g, some in by_group.items()}
     ordered = {g: some.flatten(0, 1).sort(0).values for g, some in by_group.items()}
@@ -187,7 +191,7 @@ def _score_values(pred: Any, y: Tensor, settings: Calibration, group: Tensor, ho
     if settings.score == "quantile":
         scores = mixture_scores(pred.all_samples(), pred.tau, y)
     elif settings.score == "std":
-        if not bool((std > 0).all()):
+        if bool((std == 0).any()):
             fault = f"the predictive std is 0 for {int((std == 0).sum())} of {std.numel()} predictions, so no scale"
             raise MCBNError(f'{fault}: tune(validation_data) first, which adds the noise, or take score="absolute"')
         scores = error / std
@@ -229,7 +233,8 @@ def promised(pred: Any, level: float) -> bool:
     kept = pred.calibration
     if kept is None or kept.mismatch or kept.by == "group":
         return False
-    return bool(min(kept.counts.values()) * (1 - level) > level - 1e-6)  # enough examples, as `require_enough` asks
+    n = min(kept.counts.get(k, 0) for k in (range(pred.probs.shape[1]) if kept.by == "class" else kept.counts))
+    return bool(n * (1 - level) > level - 1e-6)  # enough examples, as `require_enough` asks
 
 
 def inside(pred: Any, y: Tensor, level: float) -> Tensor:
@@ -295,7 +300,7 @@ def cross_interval(predictions: Sequence[Any], level: float) -> tuple[Tensor, Te
     level; high is its mirror. P(y inside) >= 1 - 2 alpha, in practice about 1 - alpha (Barber et al. 2021, 1905.02928).
     """
     N = len(predictions[0].mean)
-    scores = [pred.calibration.scores[0].T.to(pred.mean) for pred in predictions]  # (D, n_k) each
+    scores = [outward(pred.calibration.scores[0].T, pred.mean) for pred in predictions]  # (D, n_k) each
     centres, stds = ([getattr(p, name).reshape(N, -1, 1) for p in predictions] for name in ("mean", "std"))
     edges = [[c + sign * s * std for c, s, std in zip(centres, scores, stds, strict=True)] for sign in (-1, 1)]
     low, high = (torch.cat(edge, 2) for edge in edges)  # (N, D, n)
@@ -309,10 +314,15 @@ def cross_set(predictions: Sequence[Any], level: float) -> Tensor:
     """Return which classes (N, K) score among the lowest of all held-out scores, as `cross_interval` does."""
     below, n = torch.zeros_like(predictions[0].probs), 0
     for pred in predictions:
-        scores = pred.calibration.scores[0][:, 0]  # (n_k,)
-        below += torch.searchsorted(scores, set_scores(pred.probs).double())
+        scores = outward(pred.calibration.scores[0][:, 0], pred.probs)  # (n_k,)
+        below += torch.searchsorted(scores, set_scores(pred.probs))
         n += len(scores)
     return below < require_level(level) * (n + 1)
+
+
+def outward(scores: Tensor, like: Tensor) -> Tensor:
+    """Raise scores a little, as numbers of this dtype: rounding shall not put what equals a threshold outside of it."""
+    return (scores + ROUNDING * torch.finfo(like.dtype).eps * scores.abs()).to(like)
 
 
 def require_enough(level: float, n: int, whose: str = "") -> None:
@@ -325,7 +335,7 @@ def require_enough(level: float, n: int, whose: str = "") -> None:
 
 def require_groups(groups: Any, count: int | None, data: Any = None) -> Tensor:
     """Check one whole number an example, (N,); a loader that shuffles would mix them up."""
-    numbers = torch.as_tensor(groups).cpu()
+    numbers: Tensor = batches.as_tensor(groups if isinstance(groups, Tensor) else np.asarray(groups)).cpu()
     if numbers.ndim != 1 or numbers.is_floating_point() or (count is not None and len(numbers) != count):
         given = f"{tuple(numbers.shape)} {numbers.dtype}"
         raise MCBNError(f'groups must be "class" or {count or "n"} whole numbers, one an example; got {given}')

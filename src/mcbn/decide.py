@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.distributions import Binomial
 
 from mcbn.batches import require_int
+from mcbn.conformal import outward
 from mcbn.errors import MCBNError
 from mcbn.metrics import TensorLike
-from mcbn.outputs import as_logits
+from mcbn.outputs import OutputReading, as_logits, recognise, require_outputs
 from mcbn.prediction import entropy, mutual_information
 
 N_THRESHOLDS = 20  # shares of held-out examples to keep that are tried: 5 %, 10 %, ... all
@@ -47,9 +48,8 @@ def threshold(uncertainty: TensorLike, wrong: TensorLike, *, risk: float, delta:
     if uncertainty.ndim != 1 or uncertainty.shape != wrong.shape or len(wrong) == 0 or bool(uncertainty.isnan().any()):
         shapes = f"{tuple(uncertainty.shape)} and {tuple(wrong.shape)}"
         raise MCBNError(f"uncertainty and wrong must be (n,), one an example, without NaN; got {shapes}")
-    for name, value in (("risk", risk), ("delta", delta)):
-        if not 0 < value < 1:
-            raise MCBNError(f"{name} must lie between 0 and 1, got {value!r}")
+    if not (0 < risk < 1 and 0 < delta < 1):
+        raise MCBNError(f"risk and delta must lie between 0 and 1, got {risk!r} and {delta!r}")
     n, (ordered, order) = len(wrong), uncertainty.sort()
     places = [math.ceil(n * number / N_THRESHOLDS) for number in range(1, N_THRESHOLDS + 1)]
     edges = torch.cat([ordered, ordered.new_tensor([math.inf])])[places]  # (20,)
@@ -89,18 +89,18 @@ def reject(pred: Any, risk: float, *, delta: float = 0.1, tolerance: float | Non
         cure = f"it takes at least {least} certain ones without an error"
         warnings.warn(f"mcbn: {fault}, so every input is rejected; {cure}", stacklevel=3)
     uncertainty: Tensor = 1 - pred.probs.amax(1) if classify else pred.variance.sqrt().flatten()
-    return uncertainty.double() >= decision.threshold
+    return ~(outward(uncertainty, uncertainty).double() < decision.threshold)  # NaN too
 
 
-def bald(samples: Tensor) -> Tensor:
+def bald(samples: Tensor, *, outputs: str = "auto") -> Tensor:
     """Information that the label of each input would give about the draws, in nats, (N,) (Houlsby et al. 2011).
 
-    I(y; omega) = H(1/T sum_t p_t) - 1/T sum_t H(p_t), of raw outputs (T, N, K).
+    I(y; omega) = H(1/T sum_t p_t) - 1/T sum_t H(p_t), of raw outputs (T, N, K), read as `mcbn.MCBN` reads `outputs`.
 
     >>> bald(classifier.sample(x)).shape
     torch.Size([64])
     """
-    return mutual_information(_probs(samples))
+    return mutual_information(_probs(samples, outputs))
 
 
 class ChosenInputs(NamedTuple):
@@ -110,7 +110,9 @@ class ChosenInputs(NamedTuple):
     information: Tensor
 
 
-def batch_bald(samples: Tensor, k: int, *, n_configurations: int = 4096, seed: int = 0) -> ChosenInputs:
+def batch_bald(
+    samples: Tensor, k: int, *, n_configurations: int = 4096, seed: int = 0, outputs: str = "auto"
+) -> ChosenInputs:
     """Choose k inputs whose labels together tell most about the draws, one after another (Kirsch et al. 2019).
 
     I(y_1..k; omega) = sum_b I(y_b; omega | y_1..b-1), I(y; omega | c) = H(1/T sum_t w_ct p_t) - 1/T sum_t w_ct H(p_t)
@@ -122,7 +124,7 @@ def batch_bald(samples: Tensor, k: int, *, n_configurations: int = 4096, seed: i
     >>> batch_bald(10.0 * torch.nn.functional.one_hot(labels), 2).indices.tolist()  # not 0 and its copy 1
     [0, 2]
     """
-    probs = _probs(samples)
+    probs = _probs(samples, outputs)
     T, N, _ = probs.shape
     if require_int("k", k, 1) > N:
         raise MCBNError(f"k={k} inputs asked of {N}")
@@ -160,8 +162,10 @@ def _gains(joint: Tensor, weights: Tensor, probs: Tensor, entropies: Tensor) -> 
     return torch.cat(gains)
 
 
-def _probs(samples: Tensor) -> Tensor:
-    """Read raw outputs (T, N, K) as probabilities."""
-    if samples.ndim not in (2, 3):
+def _probs(samples: Tensor, outputs: str) -> Tensor:
+    """Read raw outputs (T, N, K) as probabilities; what they are shows in their values, but for single units."""
+    if samples.ndim not in (2, 3) or samples.numel() == 0:
         raise MCBNError(f"samples must be raw outputs (T, N, K), one label an input; got {tuple(samples.shape)}")
-    return as_logits(samples).double().softmax(2)
+    rows = samples.flatten(0, 1)  # (T N, K)
+    kind = recognise(rows, None, False) if outputs == "auto" else require_outputs(outputs, "classification")
+    return as_logits(OutputReading(kind).logits(rows).reshape(samples.shape)).double().softmax(2)

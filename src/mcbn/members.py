@@ -50,7 +50,6 @@ class Members(Predictor):
         for member in self.members:
             member.fit(data, **options)
         self.inputs, self.n_samples = self.members[0].inputs, self.posterior.n_samples
-        noise.drop_calibration(self)
         return self
 
     def draws(self, inputs: Any, n_samples: int) -> Iterator[Tensor]:
@@ -86,6 +85,7 @@ class Members(Predictor):
         twins = {M: self.at_batch_size(M) for M in sizes}
         tuned = {M: noise.tune(twin, data, score=score, **options) for M, twin in twins.items()}
         M = noise.best(tuned, score)
+        noise.drop_calibration(self)
         self.members, self.tau = twins[M].members, tuned[M].tau
         return self
 
@@ -98,9 +98,22 @@ class Members(Predictor):
         return self._twin(m.adapt(unlabelled, reference=reference, strength=strength) for m in self.members)
 
     def _twin(self, members: Iterable[MCBN[Any]]) -> Self:
-        twin = copy.copy(self)
-        twin.calibration, twin.members = None, [*members]
+        twin = object.__new__(type(self))
+        twin.__dict__ |= self.__dict__ | {"members": [*members]}
         return twin
+
+    def __copy__(self) -> Self:
+        return self._twin(map(copy.copy, self.members))
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """That of the ensemble, which every member keeps, so that whatever changes one of them drops it."""
+        return self.members[0].calibration if all(member.calibration for member in self.members) else None
+
+    @calibration.setter
+    def calibration(self, value: Calibration | None) -> None:
+        for member in self.members:
+            member.calibration = value
 
     @property
     def posterior(self) -> Posterior:
@@ -126,18 +139,12 @@ class Members(Predictor):
         self.members = [member.to(*place, **options) for member in self.members]
         return self
 
-    def export(self, path: str | Path, example_x: Any, **options: Any) -> None:
-        """Write one ONNX file of all members, as `mcbn.MCBN.export` does."""
-        from mcbn import export
-
-        export.to_onnx(self, path, example_x, **options)  # type: ignore[arg-type]
+    export: Any = MCBN.export  # one file of all members
 
     def save(self, path: str | Path) -> None:
         """Write posteriors, tau and calibration as one safetensors file."""
-        tensors, text = self.calibration.pack() if self.calibration else ({}, {})
-        tensors |= self.state_dict()
-        text |= {"format": FORMAT, "task": self.task, "members": str(len(self.members))}
-        saving.save(path, tensors, text)
+        text = {"format": FORMAT, "task": self.task, "members": str(len(self.members))}
+        saving.save(path, self.state_dict(), text)
 
     @classmethod
     def load(cls, path: str | Path, models: Sequence[nn.Module], **options: Any) -> Self:
@@ -146,15 +153,17 @@ class Members(Predictor):
         if text.get("format") != FORMAT or text["members"] != str(len(models)):
             there = f"{text.get('members', 'one')} network(s)"
             raise MCBNError(f"{path} holds the draws of {there}, but {len(models)} were given; pass the same networks")
-        several = cls(models, text["task"], **options)
-        several.load_state_dict({name: tensor for name, tensor in tensors.items() if name[0].isdecimal()})
-        several.calibration = Calibration.unpack(tensors, text) if "calibration" in text else None
+        numbered = {name: tensor for name, tensor in tensors.items() if name[0].isdecimal()}
+        several = cls(models, text["task"], **options).load_state_dict(numbered)
+        if "calibration" in text:  # in files of before, beside the members
+            several.calibration = Calibration.unpack(tensors, text)
         return several
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the `mcbn.MCBN.state_dict` of every member, its number before each name."""
-        states = [member.state_dict() for member in self.members]
-        return {f"{number}.{name}": tensor for number, state in enumerate(states) for name, tensor in state.items()}
+        return {
+            f"{i}.{name}": values for i, one in enumerate(self.members) for name, values in one.state_dict().items()
+        }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> Self:
         """Take over a `state_dict` made with these networks; what does not fit is an error, and nothing is changed."""
@@ -163,9 +172,8 @@ class Members(Predictor):
             split.setdefault(number, {})[name] = tensor
         if split.keys() != {str(number) for number in range(len(self.members))}:
             raise MCBNError(f"the state_dict is of {len(split)} networks, this ensemble of {len(self.members)}")
-        twins = [member.with_posterior(None) for member in self.members]
-        self.members = [twin.load_state_dict(split[str(number)]) for number, twin in enumerate(twins)]
-        self.n_samples, self.calibration = self.posterior.n_samples, None
+        self.members = [m.with_posterior(None).load_state_dict(split[str(i)]) for i, m in enumerate(self.members)]
+        self.n_samples = self.posterior.n_samples
         return self
 
     def __repr__(self) -> str:

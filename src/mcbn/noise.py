@@ -121,7 +121,7 @@ def _tuned(loss: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, *, steps
 
 def labelled(predictor: Any, data: Any, targets: batches.Picker) -> Iterator[tuple[Any, Tensor]]:
     """Yield inputs and targets of every batch of held-out data."""
-    keys = predictor.network.accepted_keys
+    keys = getattr(predictor, "engine", predictor).network.accepted_keys  # an error until fitted
     for batch in iterate(as_loader(data)):
         yield batches.pick_inputs(batch, predictor.inputs, keys), batches.pick_targets(batch, targets).clone()  # kept
 

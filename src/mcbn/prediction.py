@@ -93,9 +93,9 @@ def join(predictions: Sequence[Any]) -> Any:
 def require_level(level: float | None) -> float:
     """Check a level; 0.95 where none is named."""
     level = 0.95 if level is None else level
-    if not 0 < level < 1:
+    if isinstance(level, str) or not 0 < level < 1:
         raise MCBNError(f"level must lie between 0 and 1, got {level!r}")
-    return level
+    return float(level)
 
 
 def central_interval(mean: Tensor, std: Tensor, level: float | None) -> tuple[Tensor, Tensor]:
@@ -169,8 +169,8 @@ class RegressionPrediction(_Prediction):
         return self.epistemic_covariance + noise
 
     def about(self, mean: Tensor) -> Self:
-        """Return the same spread about another mean (N, ...)."""
-        return replace(self, mean=mean, shift=mean - self.mean)
+        """Return the same spread about another mean (N, ...), for which no calibration holds."""
+        return replace(self, mean=mean, shift=mean - self.mean, calibration=None)
 
     def interval(
         self, level: float | None = None, *, calibrated: bool = True, groups: Any = None
@@ -296,8 +296,8 @@ class ClassificationPrediction(_Prediction):
         return smallest_set(self.probs, level)
 
     def about(self, probs: Tensor) -> Self:
-        """Return other probabilities (N, K, ...) with the same variance and mutual information."""
-        return replace(self, probs=probs)
+        """Return other probabilities (N, K, ...), not calibrated, with the same variance and mutual information."""
+        return replace(self, probs=probs, calibration=None)
 
 
 class MultilabelPrediction(ClassificationPrediction):

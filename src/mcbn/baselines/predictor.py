@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mcbn import batches, moments, noise, prediction
-from mcbn.conformal import Calibration, calibrate
+from mcbn.conformal import Calibration
 from mcbn.errors import MCBNError, require_choice
 from mcbn.model import MCBN
 from mcbn.network import Network, Output, is_stream
@@ -105,10 +105,7 @@ class Predictor(ABC):
         noise.warn_if_bound(tuned, self.task)
         return self
 
-    def calibrate(self, data: Any, **options: Any) -> Self:
-        """Make intervals and sets promises on held-out data, as `mcbn.MCBN.calibrate` does, after `tune`."""
-        self.calibration = calibrate(self, data, **options)
-        return self
+    calibrate: Any = MCBN.calibrate  # to be called after `tune`
 
     def _count(self, n_samples: int | None) -> int:
         return self.n_samples if n_samples is None else batches.require_int("n_samples", n_samples, 1)
@@ -143,6 +140,7 @@ class ConstantUncertainty(Predictor):
         """Fit the wrapped predictor."""
         self.base.fit(*data, **options)
         self.inputs = self.base.inputs
+        noise.drop_calibration(self)
         return self
 
     @property

@@ -232,6 +232,7 @@ def export(
     method: Method = "sample",
     samples: Samples = None,
     watch: session.WatchFile = None,
+    coverage: Annotated[float | None, typer.Option(help="level of calibrated low and high, or sets")] = None,
     each: Annotated[bool, typer.Option("--each", help="watch: judge every input by itself, any number")] = False,
     overwrite: Overwrite = False,
 ) -> None:
@@ -242,7 +243,8 @@ def export(
       mcbn export --posterior net.mcbn --model nets:make --weights w.pt --data x.csv --out net.onnx
 
     It takes inputs x and gives mean, variance and epistemic, or probs, entropy and mutual_information, compared with
-    `mcbn predict` before. With --watch it is the watch: M inputs give distance and p_value; with --each, each does.
+    `mcbn predict` before; after a fit with calibration data --coverage adds low and high, or set. With --watch it is
+    the watch: M inputs give distance and p_value; with --each, each does.
     """
     if out.suffix != ".onnx":
         raise MCBNError(f"--out {out} must end in .onnx")
@@ -255,5 +257,6 @@ def export(
         home = Watch.load(watch, fitted.bayes)
         home.export(out, x[: home.batch_size], each=each)
         return typer.echo(f"{out}: {home!r}")
-    fitted.bayes.export(out, x[:inputs] if isinstance(x, Tensor) else x, method=method, n_samples=samples)
+    how: dict[str, Any] = {"method": method, "n_samples": samples, "level": coverage}
+    fitted.bayes.export(out, x[:inputs] if isinstance(x, Tensor) else x, **how)
     typer.echo(f"{out}: {fitted.bayes.task}, T = {samples or fitted.bayes.posterior.n_samples}")

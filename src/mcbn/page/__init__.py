@@ -91,12 +91,10 @@ def write_prediction_page(
     the checks of the draws. The log likelihood of a regression is that of a Gaussian with the given std.
 
     Args:
-        path: the file to write; its folder is made.
         prediction: mean and std (N,), or probs (N, K) and, where known, mutual_information (N,).
         y: targets or labels, (N,).
         x: the inputs, to show the most and the least certain.
-        constant_std: of the twin; without it, tuned on the data shown.
-        title, units, names, classes: as for `write_page`.
+        path, constant_std, title, units, names, classes: as for `write_page`.
     """
     y, vectors = torch.as_tensor(y), {name: torch.as_tensor(values) for name, values in prediction.items()}
     sizes = {name: len(values) for name, values in vectors.items()}

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -28,32 +29,7 @@ LIMITS |= dict.fromkeys(("batch_size", "n_folds"), (Integral, 2))
 LIMITS |= dict.fromkeys(("weight_decay", "learning_rate"), (Real, 0))
 Array = NDArray[np.float64]
 
-PARAMETERS = """
-    Parameters
-    ----------
-    hidden : sizes of the hidden layers, each Linear -> BatchNorm -> ReLU.
-    n_samples : T, joint draws of the batch statistics.
-    batch_size : M, of training and of the draws; at most half the rows, so that draws differ. None: 32, from 600 rows
-        on 64, from 20,000 on 256.
-    epochs : most epochs of training; None: about 10,000 steps, from 50 to 1,000 epochs.
-    weight_decay : lambda, on weight matrices alone.
-    learning_rate : of Adam; above the paper's 1e-3, as weights are averaged over epochs.
-    early_stopping : end training, and choose its best epoch, by the loss on held-out rows; False trains all epochs, and
-        held-out rows still set tau.
-    patience : epochs without a lower held-out loss before training ends.
-    n_folds : held-out parts, each with a network of its own trained on the rest, beside the one of all rows that
-        predicts; they set tau (and stop early). From 20,000 rows on one part is held out.
-    random_state : seed or generator of the weights, the held-out rows, the batches and the draws.
-    device : where to train and predict, such as "cuda"; None: the CPU. On a CPU,
-        `torch.set_num_threads(1)` is fastest for networks of this size.
-
-    Attributes
-    ----------
-    bayes_ : the fitted `mcbn.MCBN`; its `tau` is the tuned noise precision (classes: inverse temperature).
-    folds_ : those of the held-out parts, each calibrated on the rows it has not seen: what intervals and sets rest on.
-    n_iter_ : epochs of training.
-    n_features_in_, feature_names_in_ : as everywhere in scikit-learn.
-"""
+PARAMETERS = Path(__file__).with_name("parameters.txt").read_text("utf-8")
 
 
 @dataclass(repr=False, eq=False)
@@ -98,8 +74,9 @@ class MCBNEstimator(BaseEstimator):  # type: ignore[misc]
         x: Array = validate_data(self, X, dtype=np.float64, reset=False)
         return torch.split(torch.tensor(x), size)
 
-    def _prediction(self, X: ArrayLike) -> Any:
-        return join([self.bayes_.predict(block) for block in self._blocks(X)])
+    def _prediction(self, X: ArrayLike, *, calibrated: bool = False) -> Any:
+        blocks, bayes = self._blocks(X), self.folds_[0] if calibrated and self.folds_ else self.bayes_
+        return join([bayes.predict(block) for block in blocks])
 
     def _fold_predictions(self, X: ArrayLike) -> Iterator[list[Any]]:
         """Predict a few rows at a time with the network of every fold: what comes next is as wide as all scores."""
@@ -146,11 +123,12 @@ class MCBNRegressor(RegressorMixin, MCBNEstimator):  # type: ignore[misc]
         """Predict (low, high), each shaped as `predict`: CV+ over the folds, which needs no rows of its own.
 
         Of exchangeable rows at least 1 - 2 (1 - coverage) lie inside, in practice about `coverage`
-        (`mcbn.conformal.cross_interval`). calibrated=False: the central interval of the predictive Gaussian.
+        (`mcbn.conformal.cross_interval`). Where one part is held out, at least `coverage` lie inside the interval of
+        its network; below 4 rows, or with calibrated=False, it is the central one of the predictive Gaussian.
         """
         check_is_fitted(self)
-        if not (calibrated and self.folds_):
-            pairs = [self._prediction(X).interval(coverage)]
+        if not calibrated or len(self.folds_) < 2:
+            pairs = [self._prediction(X, calibrated=calibrated).interval(coverage)]
         else:
             pairs = [cross_interval(folds, coverage) for folds in self._fold_predictions(X)]
         low, high = (torch.cat(edges).numpy() for edges in zip(*pairs, strict=True))
@@ -219,6 +197,6 @@ class MCBNClassifier(ClassifierMixin, MCBNEstimator):  # type: ignore[misc]
         promises, by cross-conformal prediction over the folds (`mcbn.conformal.cross_set`).
         """
         check_is_fitted(self)
-        if not self.folds_:
-            return np.asarray(self._prediction(X).set(coverage).numpy())
+        if len(self.folds_) < 2:
+            return np.asarray(self._prediction(X, calibrated=True).set(coverage).numpy())
         return torch.cat([cross_set(folds, coverage) for folds in self._fold_predictions(X)]).numpy()

@@ -46,7 +46,7 @@ def train(rows: Rows, n_outputs: int, settings: "MCBNEstimator", seed: int) -> t
     *fitted, bayes = (run.bayes(s, training, values) for s, training in enumerate(run.training))
     held_out = [held.take(held.repeated()) for _, held in run.splits]
     bayes.tau = run.tau(fitted, held_out)
-    if len(fitted) == 1:
+    if run.splits[0][0] is run.splits[0][1]:  # too few rows to hold any out
         return bayes, epochs, []
     for fold, held in zip(fitted, held_out, strict=True):
         fold.tau = bayes.tau

@@ -27,12 +27,10 @@ PREFIXES = {"probs": PROBABILITY, "set": "set_"}
 
 def arrays_of(pred: Any, coverage: float, classes: Sequence[str] | None, first: int) -> dict[str, Array]:
     """Name what a prediction says of each input, (N, ...) each; of what is not finite say the row, from `first` on."""
-    values: dict[str, Tensor]
     if isinstance(pred, RegressionPrediction):
         std = pred.variance.sqrt()  # whoever predicts has said if tau was never tuned
-        calibrated = pred.calibration is not None
-        low, high = pred.interval(coverage) if calibrated else central_interval(pred.mean, std, coverage)
-        values = {"mean": pred.mean, "std": std, "low": low, "high": high}
+        low, high = pred.interval(coverage) if pred.calibration else central_interval(pred.mean, std, coverage)
+        values: dict[str, Tensor] = {"mean": pred.mean, "std": std, "low": low, "high": high}
     else:
         values = {name: getattr(pred, name) for name in CLASSIFICATION}
         values |= {} if pred.calibration is None else {"set": pred.set(coverage, seed=first)}

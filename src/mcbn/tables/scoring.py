@@ -17,7 +17,6 @@ from mcbn.model import MCBN
 from mcbn.outputs import flatten, match_shape, require_labels
 
 LEVELS = (0.5, 0.9, 0.95)
-Levels = Sequence[float]
 Pairs = Iterable[tuple[Any, Tensor]]  # inputs and targets, block by block
 Scores = dict[str, float | None]
 Report = dict[str, Any]  # scores and what they were made with, as JSON has them
@@ -32,23 +31,21 @@ def _gather(rows: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:
     return [torch.cat(column) for column in columns]
 
 
-def _inside(pred: Any, y: Tensor, levels: Levels) -> tuple[Tensor, Tensor]:
+def _inside(pred: Any, y: Tensor, levels: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Return the share of each input inside its interval or set of every level, (N, L), and which are calibrated."""
     shares = [flatten(inside(pred, y, level), 1).double().mean(1) for level in levels]
     return torch.stack(shares, 1), torch.tensor([[promised(pred, level) for level in levels]])
 
 
-def _coverage(levels: Levels, shares: Tensor, calibrated: Tensor) -> Report:
+def _coverage(levels: Sequence[float], shares: Tensor, calibrated: Tensor) -> Report:
     """Average what `_inside` counted over inputs, by level; which levels were promised."""
     coverage = dict(zip([f"{level:g}" for level in levels], shares.mean(0).tolist(), strict=True))
-    return {
-        "coverage": coverage,
-        "calibrated": [level for level, each in zip(coverage, calibrated[0], strict=True) if each],
-    }
+    kept = [level for level, each in zip(coverage, calibrated[0], strict=True) if each]
+    return {"coverage": coverage, "calibrated": kept}
 
 
 def evaluate_regression(
-    bayes: MCBN[Any], pairs: Pairs, levels: Levels = LEVELS, *, constant: Tensor | None = None, **options: Any
+    bayes: MCBN[Any], pairs: Pairs, levels: Sequence[float] = LEVELS, *, constant: Tensor | None = None, **options: Any
 ) -> Report:
     """Score a fitted and tuned MCBN on targets, streaming: a few numbers are kept for each point.
 
@@ -90,7 +87,7 @@ def _normalized(score: Tensor, constant: Tensor, optimum: Tensor) -> float | Non
         return None
 
 
-def evaluate_classification(bayes: MCBN[Any], pairs: Pairs, levels: Levels = LEVELS, **options: Any) -> Report:
+def evaluate_classification(bayes: MCBN[Any], pairs: Pairs, levels: Sequence[float] = LEVELS, **options: Any) -> Report:
     """Score class probabilities beside those of the plain network; the AUROC asks whether entropy finds the errors."""
 
     def judge(x: Any, y: Tensor) -> tuple[Tensor, ...]:
