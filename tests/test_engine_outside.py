@@ -3,8 +3,10 @@
 import contextvars
 import copy
 import functools
+import gc
 import operator
 import os
+import pickle
 import random
 import sys
 import threading
@@ -319,6 +321,27 @@ def test_a_setting_of_the_output_function_is_seen(output: Any) -> None:
             check_equal(bayes.sample(x), value * expected, 1e-9)
     finally:
         STORED["gain"] = 1.0
+
+
+class Closes(Outside):
+    """A part of it closes over it, so what its code reads leads to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rest = lambda h: self.last(self.bn(h).relu())
+
+    def forward(self, x: Any) -> Tensor:
+        return self.rest(self.first(x))
+
+
+def test_networks_that_their_own_code_leads_to_are_let_go() -> None:
+    bayes = fitted(Closes())
+    bayes.sample(data(7))
+    copied = pickle.loads(pickle.dumps(bayes.network.settings))
+    gone = weakref.ref(bayes.network.module)
+    del bayes
+    gc.collect()
+    assert (gone(), copied) == (None, None)
 
 
 @functools.lru_cache

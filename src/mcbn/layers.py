@@ -14,7 +14,7 @@ from functools import _lru_cache_wrapper, partial
 from itertools import pairwise
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary, ref as weakref
+from weakref import ref as weakref
 
 import numpy as np
 import torch
@@ -35,12 +35,12 @@ ENTRIES = ("forward", "__call__")  # of a module's methods, those that a pass be
 SPACES = ("types", "argparse")  # Python's modules whose objects hold what a user put there
 # Names of functions that get past all that watches
 UNSEEN = {"globals", "exec", "eval", "__import__", "to_dlpack", "_to_dlpack", "get_num_threads", "initial_seed"}
+UNSEEN |= {"is_anomaly_enabled", "get_printoptions", "PRINT_OPTS"}
 UNSEEN |= {"open", "read_text", "read_bytes", "loadtxt", "load", "fromfile", "exists", "is_file", "set_default_dtype"}
 NAMED = (FunctionType, BuiltinFunctionType, ModuleType, type)
 GENERATORS = ("random", "numpy.random")  # modules whose objects do, too
 CLOCKS = {"time", "datetime", "secrets", "uuid", "decimal", "sys", "gc", "importlib", "posix", "posixpath"}
 THREADS = {"threading", "_thread", "concurrent", "multiprocessing", "asyncio", "queue", "ctypes", "subprocess"}
-_settings: WeakKeyDictionary[Network, "Settings"] = WeakKeyDictionary()
 KNOWN = ("torch", "builtins", "collections", "functools", "typing")  # whose code is known
 
 
@@ -141,8 +141,8 @@ class Settings:
     """What the code of a network names outside it (globals, closures, attributes): plans hold while that stays."""
 
     def __init__(self, network: Network) -> None:
-        ending: Any = nn.Module()
-        ending.output = network.output
+        self.module, self.output, ending = network.module, network.output, nn.Module()
+        vars(ending)["output"] = network.output
         children = [*network.module.modules(), ending]
         codes = [pair for child in children for pair in _codes(child, called=True).items()]
         spaces: list[tuple[Any, Any, Iterable[str]]] = [(cls, vars(cls), vars(cls)) for cls in _classes(*children)]
@@ -165,7 +165,7 @@ class Settings:
         mutable = [v for v in given if not isinstance(v, (*NAMED, tuple, frozenset)) and _inside(v) is not None]
         known += [(partial((value,).__getitem__, 0), "a default", value) for value in mutable]
         known += [(partial(getattr, os, "environ"), "getenv", os.environ)] * ("getenv" in called)
-        known.append((partial(getattr, ending, "output"), "output", network.output))
+        known.append((partial(getattr, self, "output"), "output", self.output))
         held = [(m.__name__, m) for code, names in codes for m in _modules(code, names)]
         held += [*((n, value) for _, n, value in known), *(pair for child in children for pair in vars(child).items())]
         held += [(n, value) for _, n, value in present.values() if n in reads]
@@ -173,6 +173,9 @@ class Settings:
         known += present.values()
         self.by_value = [get for get, _, value in known if _compares(value)]
         self.by_id = [(get, value) for get, _, value in known if not _compares(value)]  # alive: none else has their ids
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # a copy finds them again
 
     def now(self) -> Any:
         """Return them as a value that compares and hashes."""
@@ -189,10 +192,11 @@ def _is_own(owner: Any) -> bool:
 
 def settings_of(network: Network) -> Settings:
     """Return where the settings of a network are."""
-    settings = _settings.get(network)
-    if settings is None or [*map(len, settings.spaces)] != settings.sizes:  # a name has come or gone
-        settings = _settings[network] = Settings(network)
-    return settings
+    kept: Settings | None = network.settings  # there: what code closes over may lead to the network
+    same = kept is not None and kept.module is network.module and kept.output is network.output
+    if kept is None or not same or [*map(len, kept.spaces)] != kept.sizes:  # a name has come or gone
+        kept = network.settings = Settings(network)
+    return kept
 
 
 def identify(value: Any, depth: int = DEPTH) -> Any:
