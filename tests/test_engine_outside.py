@@ -3,8 +3,10 @@
 import contextvars
 import copy
 import functools
+import gc
 import operator
 import os
+import pickle
 import random
 import sys
 import threading
@@ -31,7 +33,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset
 
 from drawn import check_equal
-from mcbn import MCBN, MCBNError, algorithm
+from mcbn import MCBN, MCBNError, algorithm, batches
 from mcbn.layers import candidates
 
 pytestmark = pytest.mark.filterwarnings("ignore:mcbn. drawn batch statistics:UserWarning")
@@ -214,6 +216,146 @@ def test_what_is_read_from_a_file_is_read_again(how: Callable[[Path], float], tm
         check_equal(bayes.sample(x), by_loop(bayes, x), 1e-9)
 
 
+class Told(type):
+    @property
+    def by_its_type(cls) -> float:
+        return STORED["gain"]
+
+
+class Held(metaclass=Told):
+    gain, one = 1.0, None
+
+    @classmethod
+    def get(cls) -> "Held":
+        cls.one = cls.one or cls()
+        return cls.one
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * Held.gain
+
+
+HELD = Held.get()
+HELD.own = 1.0  # type: ignore[attr-defined]
+
+
+@functools.lru_cache
+def remembered() -> dict[str, float]:
+    return {"gain": 1.0}
+
+
+def by_name(net: nn.Module, x: Tensor) -> Tensor:
+    try:
+        return x * NOT_YET  # type: ignore[name-defined]
+    except NameError:
+        return x
+
+
+def of_module(value: float) -> float:
+    return value * MODULE.gain
+
+
+MODULE.of_module = of_module  # type: ignore[attr-defined]
+AMONG = sys.modules["mcbn_test_functions"] = ModuleType("mcbn_test_functions")
+AMONG.scale = lambda x: x * MODULE.gain  # type: ignore[attr-defined]
+
+
+def comes(owner: Any, name: str) -> Callable[[float], Any]:
+    """Change a setting that is not there while it is 1."""
+    return lambda value: setattr(owner, name, value) if value != 1 else delattr(owner, name)
+
+
+UNNAMED: dict[str, tuple[Any, Callable[[float], Any]]] = {
+    "class, by getattr": (lambda net, x: x * getattr(Held, "gain"), partial(setattr, Held, "gain")),  # noqa: B009
+    "class, by vars": (lambda net, x: x * vars(Held)["gain"], partial(setattr, Held, "gain")),
+    "class, when called": (lambda net, x: HELD(x), partial(setattr, Held, "gain")),
+    "metaclass": (lambda net, x: x * Held.by_its_type, partial(STORED.__setitem__, "gain")),
+    "object of a class": (lambda net, x: x * Held.get().own, partial(setattr, HELD, "own")),
+    "remembered": (lambda net, x: x * remembered()["gain"], partial(remembered().__setitem__, "gain")),
+    "function of a module": (lambda net, x: AMONG.scale(x), partial(setattr, MODULE, "gain")),
+    "environment": (
+        lambda net, x: x * float(os.getenv("MCBN_GAIN", "1")),
+        lambda v: os.environ.update(MCBN_GAIN=str(v)),
+    ),
+    "new in a module": (lambda net, x: x * getattr(MODULE, "late", 1.0), comes(MODULE, "late")),
+    "new in a class": (lambda net, x: x * getattr(Kind, "late", 1.0), comes(Kind, "late")),
+    "new in a function": (lambda net, x: x * getattr(scaled, "late", 1.0), comes(scaled, "late")),
+    "new in the network's class": (lambda net, x: x * getattr(net, "late", 1.0), comes(Outside, "late")),
+    "new global": (by_name, comes(sys.modules[__name__], "NOT_YET")),
+    "switch": (
+        lambda net, x: x * (3 if torch.backends.cudnn.enabled else 1),
+        lambda v: setattr(torch.backends.cudnn, "enabled", v == 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("how", UNNAMED)
+def test_a_setting_is_seen_that_is_named_nowhere_or_not_there_yet(how: str) -> None:
+    read, change = UNNAMED[how]
+    bayes, x = fitted(Outside(read)), data(7, seed=2)
+    for _ in range(4):  # the next calls are not compared
+        bayes.sample(x)
+    try:
+        for value in (2.0, 3.0):
+            change(value)
+            check_equal(bayes.sample(x), by_loop(bayes, x), 1e-9)
+    finally:
+        change(1.0)
+
+
+class Scales:
+    """An output function with a setting that is its class's at first."""
+
+    gain = 1.0
+
+    def __call__(self, output: Tensor) -> Tensor:
+        return output * self.gain
+
+
+@pytest.mark.parametrize("output", [Scales(), lambda output: output * STORED["gain"]])
+def test_a_setting_of_the_output_function_is_seen(output: Any) -> None:
+    bayes = MCBN(Outside().double().eval(), "regression", output=output).fit(data(), n_samples=T, batch_size=M)
+    x, expected = data(7), bayes.sample(data(7))
+    for _ in range(4):
+        bayes.sample(x)
+    try:
+        for value in (2.0, 3.0):
+            STORED["gain"] = output.gain = value  # type: ignore[attr-defined]
+            check_equal(bayes.sample(x), value * expected, 1e-9)
+    finally:
+        STORED["gain"] = 1.0
+
+
+class Closes(Outside):
+    """A part of it closes over it, so what its code reads leads to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rest = lambda h: self.last(self.bn(h).relu())
+
+    def forward(self, x: Any) -> Tensor:
+        return self.rest(self.first(x))
+
+
+def test_networks_that_their_own_code_leads_to_are_let_go() -> None:
+    bayes = fitted(Closes())
+    bayes.sample(data(7))
+    copied = pickle.loads(pickle.dumps(bayes.network.settings))
+    gone = weakref.ref(bayes.network.module)
+    del bayes
+    gc.collect()
+    assert (gone(), copied) == (None, None)
+
+
+@functools.lru_cache
+def places(n: int) -> Tensor:
+    return torch.arange(n, dtype=torch.float64)
+
+
+def test_a_table_that_a_function_remembers_is_no_object_of_the_user() -> None:
+    bayes, x = fitted(Outside(lambda net, x: x + places(x.shape[1]))), data(7)
+    check_equal(bayes.sample(x), by_loop(bayes, x), 1e-9)
+
+
 def test_a_plan_ends_where_a_hook_on_all_modules_comes() -> None:
     bayes, q = fitted(Outside()), data(7)
     for _ in range(5):
@@ -335,6 +477,36 @@ def test_inputs_in_one_memory_are_so_for_the_network(part: Callable[[Tensor], Te
         q, other = data(7, seed), data(7, seed + 50)
         check_equal(bayes.sample((q, part(q))), bayes.sample((other, 2 * q)), 1e-9)
         assert torch.equal(q, data(7, seed))
+
+
+class Sums(Outside):
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return super().forward(a + b)
+
+
+def test_gradients_reach_inputs_in_one_memory() -> None:
+    bayes = MCBN(Sums().double().eval(), "regression", inputs=lambda q: q).fit(
+        (data(), data()), n_samples=4, batch_size=M
+    )
+    shared, apart = (data(7).requires_grad_() for _ in range(2))
+    bayes.sample((shared, shared[:, :])).sum().backward()
+    bayes.sample((apart, apart.clone())).sum().backward()
+    check_equal(shared.grad, apart.grad, 1e-9)
+
+
+def test_parts_of_one_large_table_are_copied_without_what_lies_between() -> None:
+    table = data(1000)
+    first, last, both = batches.copied((table[:3], table[-3:], table[1:3]))
+    assert torch.equal(last, table[-3:])
+    assert first.untyped_storage().nbytes() == 3 * 5 * 8
+    both.zero_()
+    assert not first[1:].any()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_refused() -> None:
+    with pytest.raises(MCBNError, match="nested tensor; pad it"):
+        fitted(Outside()).predict(torch.nested.nested_tensor([data(3), data(4)]))
 
 
 def test_one_tensor_given_twice_is_one_for_the_network() -> None:

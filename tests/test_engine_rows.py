@@ -172,6 +172,34 @@ def test_memory_that_runs_out_does_not_cut_inputs_that_meet(name: str, monkeypat
         bayes.sample(x, chunk_size=2)
 
 
+@pytest.mark.parametrize("factor", [torch.tensor([1.0, 3.0]), torch.tensor(3.0)])
+def test_memory_that_runs_out_does_not_cut_what_all_inputs_share(
+    factor: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.bn = nn.Linear(2, 6), nn.BatchNorm1d(6)
+
+        def forward(self, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+            return self.bn(self.first(x * factor))
+
+    bayes = mcbn.MCBN(
+        Scaled().eval(), "regression", inputs=lambda q: q if isinstance(q, dict) else {"x": q, "factor": factor}
+    )
+    bayes.fit(torch.randn(48, 2), n_samples=4, batch_size=8)
+    run = Scaled.forward
+
+    def scarce(self: Any, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        if len(x) > 20:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return run(self, x, factor)
+
+    monkeypatch.setattr(Scaled, "forward", scarce)
+    with pytest.raises(mcbn.MCBNError, match="treats each of them by itself, so they are not cut"):
+        bayes.sample({"x": torch.randn(36, 2), "factor": factor})
+
+
 @pytest.mark.parametrize("name", ["rescaled pixels", "centred", "as it is"])
 def test_an_exported_graph_keeps_inputs_of_different_draws_apart(name: str) -> None:
     bayes, x = fitted((APART | MEET)[name])

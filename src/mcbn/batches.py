@@ -88,24 +88,33 @@ def copied(tree: Any) -> Any:
 
 
 def _copied_memory(tensors: Sequence[Tensor]) -> dict[int, Tensor]:
-    """Copy tensors in one memory so that their copies are, by id: networks change one and see it in the other."""
-    groups: dict[Any, dict[int, Tensor]] = {}
-    for t in tensors:
-        if t.layout is torch.strided and t.numel() and not (t.is_nested or t.is_conj() or t.is_neg()):
-            groups.setdefault((storage_of(t), t.dtype), {})[id(t)] = t
+    """Copy tensors that overlap in memory so that their copies do, by id: networks change one and see it in the other.
+
+    Those that gradients are wanted of are left out.
+    """
+    plain = [t for t in tensors if t.layout is torch.strided and t.numel() and storage_of(t)]
+    plain = [t for t in plain if not (t.is_conj() or t.is_neg() or t.requires_grad)]
+    groups = list[list[Tensor]]()
+    for t in sorted(plain, key=lambda t: t.storage_offset()):
+        known = (group for group in groups if (storage_of(group[0]), group[0].dtype) == (storage_of(t), t.dtype))
+        near = next((group for group in known if t.storage_offset() < _end(group)), None)
+        if near is None:
+            groups.append(near := [])
+        near.append(t)
     twins = dict[int, Tensor]()
-    for (storage, _), group in groups.items():
-        if len(group) > 1 and storage:
-            ends = [
-                t.storage_offset() + sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
-                for t in group.values()
-            ]
-            start = min(t.storage_offset() for t in group.values())
-            whole = torch.as_strided(next(iter(group.values())), (max(ends) + 1 - start,), (1,), start).detach().clone()
-            for key, t in group.items():
-                twins[key] = torch.as_strided(whole, t.shape, t.stride(), t.storage_offset() - start)
-                vars(twins[key]).update(copy.deepcopy(vars(t)))
+    for group in (group for group in groups if len({*map(id, group)}) > 1):
+        start = group[0].storage_offset()
+        whole = torch.as_strided(group[0], (_end(group) - start,), (1,), start).detach().clone()
+        for t in group:
+            twins[id(t)] = torch.as_strided(whole, t.shape, t.stride(), t.storage_offset() - start)
+            vars(twins[id(t)]).update(copy.deepcopy(vars(t)))
     return twins
+
+
+def _end(group: Sequence[Tensor]) -> int:
+    """Return the place in memory behind the last number of any of them."""
+    lasts = (sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)) for t in group)
+    return 1 + max(int(t.storage_offset()) + last for t, last in zip(group, lasts, strict=True))
 
 
 def _once(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -180,7 +189,8 @@ def key_of(inputs: Any) -> Any:
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     ids = [id(t) for t in tensors] if len(tensors) > 1 else []
     memory = [storage_of(t) for t in tensors] if ids else []
-    switches = autocast, tf32(), torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+    cudnn = torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark
+    switches = autocast, tf32(), cudnn, torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
     return outline(inputs), kinds, tuple(map(ids.index, ids)), tuple(map(memory.index, memory)), switches
 
 
@@ -237,6 +247,8 @@ def _filled(tree: Any, tensors: Iterable[Tensor]) -> Any:
 def require_finite(tree: Any) -> None:
     """Refuse NaN and infinity: one such value makes every statistic of its batch useless."""
     for tensor in tensors_of(tree):
+        if tensor.is_nested:
+            raise MCBNError("the inputs hold a nested tensor; pad it and give a mask, or give inputs of one size")
         suspect = tensor.is_floating_point() and not math.isfinite(tensor.sum().item())  # which may also be too large
         if suspect and (count := int((~torch.isfinite(tensor)).sum())):
             what = f"{count} non-finite values (NaN or infinity) in a tensor of shape {tuple(tensor.shape)}"

@@ -1,6 +1,8 @@
 """Which layers are stochastic: those that could be, those that a pass runs, and those that `layers=` chooses."""
 
+import gc
 import inspect
+import os
 import sys
 import warnings
 from array import array
@@ -8,11 +10,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dis import get_instructions
-from functools import partial
+from functools import _lru_cache_wrapper, partial
 from itertools import pairwise
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary, ref as weakref
+from weakref import ref as weakref
 
 import numpy as np
 import torch
@@ -33,12 +35,12 @@ ENTRIES = ("forward", "__call__")  # of a module's methods, those that a pass be
 SPACES = ("types", "argparse")  # Python's modules whose objects hold what a user put there
 # Names of functions that get past all that watches
 UNSEEN = {"globals", "exec", "eval", "__import__", "to_dlpack", "_to_dlpack", "get_num_threads", "initial_seed"}
-UNSEEN |= {"open", "read_text", "read_bytes", "loadtxt", "set_default_dtype"}
+UNSEEN |= {"is_anomaly_enabled", "get_printoptions", "PRINT_OPTS"}
+UNSEEN |= {"open", "read_text", "read_bytes", "loadtxt", "load", "fromfile", "exists", "is_file", "set_default_dtype"}
 NAMED = (FunctionType, BuiltinFunctionType, ModuleType, type)
 GENERATORS = ("random", "numpy.random")  # modules whose objects do, too
 CLOCKS = {"time", "datetime", "secrets", "uuid", "decimal", "sys", "gc", "importlib", "posix", "posixpath"}
 THREADS = {"threading", "_thread", "concurrent", "multiprocessing", "asyncio", "queue", "ctypes", "subprocess"}
-_settings: WeakKeyDictionary[nn.Module, "Settings"] = WeakKeyDictionary()
 KNOWN = ("torch", "builtins", "collections", "functools", "typing")  # whose code is known
 
 
@@ -75,9 +77,11 @@ def _codes(module: nn.Module, *, called: bool = False) -> dict[CodeType, dict[st
         code, names = waiting.pop()
         if code not in codes:
             codes[code] = names
-            named = [inspect.unwrap(names[n]) for n in code.co_names if isinstance(names.get(n), FunctionType)]
+            values = _values(code, names)
+            named = [inspect.unwrap(v) for v in values if isinstance(v, FunctionType | _lru_cache_wrapper)]
             named += _closed([f for name, f in methods if name in code.co_names])
-            plain = ((name, f) for cls in _classes(*_objects(code, names)) for name, f in _plain(cls))
+            objects = (v for v in values if not issubclass(v if isinstance(v, type) else type(v), nn.Module))
+            plain = (pair for cls in _classes(*objects) if _is_own(cls) for pair in _plain(cls))
             named += [f for name, f in plain if name in code.co_names or name[:2] == "__"]
             waiting += [(const, names) for const in code.co_consts if isinstance(const, CodeType)]
             found = ((f.__code__, f.__globals__) for f in named if isinstance(f, FunctionType))
@@ -85,10 +89,10 @@ def _codes(module: nn.Module, *, called: bool = False) -> dict[CodeType, dict[st
     return codes
 
 
-def _objects(code: CodeType, names: Mapping[str, Any]) -> list[Any]:
-    """List the objects of a user's own classes that code names."""
-    values = (names[name] for name in code.co_names if name in names)
-    return [v for v in values if not isinstance(v, (*NAMED, Tensor, nn.Module)) and not is_library(type(v))]  # type: ignore[arg-type]
+def _values(code: CodeType, names: Mapping[str, Any]) -> list[Any]:
+    """List what code names, in the user's modules that it names too."""
+    spaces = [names, *(vars(module) for module in _modules(code, names) if _is_own(module))]
+    return [space[name] for space in spaces for name in code.co_names if name in space]
 
 
 def _modules(code: CodeType, names: Mapping[str, Any]) -> list[ModuleType]:
@@ -129,41 +133,50 @@ def _closed(functions: list[FunctionType]) -> list[FunctionType]:
 
 
 def _classes(*owners: Any) -> set[type]:
-    """Find the classes of objects, the libraries' apart."""
-    return {cls for owner in owners for cls in type(owner).__mro__ if cls.__module__.split(".")[0] not in KNOWN}
+    """Find the classes of objects, and classes that are among them, the libraries' apart."""
+    kinds = {kind for owner in owners for kind in (type(owner), owner) if isinstance(kind, type)}
+    return {cls for kind in kinds for cls in kind.__mro__ if cls.__module__.split(".")[0] not in KNOWN}
 
 
 class Settings:
     """What the code of a network names outside it (globals, closures, attributes): plans hold while that stays."""
 
-    def __init__(self, module: nn.Module) -> None:
-        children = list(module.modules())
+    def __init__(self, network: Network) -> None:
+        self.module, self.output, ending = network.module, network.output, nn.Module()
+        vars(ending)["output"] = network.output
+        children = [*network.module.modules(), ending]
         codes = [pair for child in children for pair in _codes(child, called=True).items()]
         spaces: list[tuple[Any, Any, Iterable[str]]] = [(cls, vars(cls), vars(cls)) for cls in _classes(*children)]
         for code, names in codes:
-            modules = _modules(code, names)
-            owners = [names[n] for n in code.co_names if isinstance(names.get(n), FunctionType | type)]
-            owners += [kind for value in owners if isinstance(value, type) for kind in (*value.__mro__, type(value))]
-            owners += [*modules, *_classes(*_objects(code, names))]
-            spaces += [(names, names, code.co_names), *((owner, vars(owner), code.co_names) for owner in owners)]
-            spaces += [(m, vars(m), vars(m)) for m in modules if not _is_library(m)]  # by any name that is made up
-        present = {id(owner): (space.get, dict[str, Any]()) for owner, space, _ in spaces}
-        for owner, space, named in spaces:
-            present[id(owner)][1].update({n: space[n] for n in named if n in space and not n.startswith("__")})
+            values = _values(code, names)
+            owners = [*_modules(code, names), *_classes(*values), *(v for v in values if isinstance(v, FunctionType))]
+            spaces.append((names, names, code.co_names))
+            spaces += [(o, vars(o), vars(o) if _is_own(o) else code.co_names) for o in owners]  # by any name made up
+        there = ((id(owner), space, n) for owner, space, named in spaces for n in named if n in space)
+        present = {(owner, n): (partial(space.get, n), n, space[n]) for owner, space, n in there if n[:2] != "__"}
+        self.spaces = [*{id(owner): space for owner, space, _ in spaces}.values()]
+        self.sizes = [*map(len, self.spaces)]
+        called = {name for code, _ in codes for name in code.co_names}
+        reads = called | {name for code, _ in codes for name in code.co_consts if isinstance(name, str)}
         functions = list({id(f): f for child in children for f in _functions(child)}.values())
         cells = [cell for f in functions for cell in f.__closure__ or () if cell != CellType()]
         given = [v for f in functions for v in (*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values())]
         known: list[tuple[Callable[[], Any], str, Any]]
-        known = [(partial(get, n), n, value) for get, held in present.values() for n, value in held.items()]
-        known += [(partial(getattr, cell, "cell_contents"), "a closure", cell.cell_contents) for cell in cells]
+        known = [(partial(getattr, cell, "cell_contents"), "a closure", cell.cell_contents) for cell in cells]
         mutable = [v for v in given if not isinstance(v, (*NAMED, tuple, frozenset)) and _inside(v) is not None]
         known += [(partial((value,).__getitem__, 0), "a default", value) for value in mutable]
-        self.by_value = [get for get, _, value in known if _compares(value)]
-        self.by_id = [(get, value) for get, _, value in known if not _compares(value)]  # alive: none else has their ids
+        known += [(partial(getattr, os, "environ"), "getenv", os.environ)] * ("getenv" in called)
+        known.append((partial(getattr, self, "output"), "output", self.output))
         held = [(m.__name__, m) for code, names in codes for m in _modules(code, names)]
         held += [*((n, value) for _, n, value in known), *(pair for child in children for pair in vars(child).items())]
-        reads = (name for code, _ in codes for name in code.co_names if name in UNSEEN)
-        self.changing = next(reads, "") or next((name for name, value in held if _changes(value)), "")
+        held += [(n, value) for _, n, value in present.values() if n in reads]
+        self.changing = min(called & UNSEEN, default="") or next((name for name, value in held if _changes(value)), "")
+        known += present.values()
+        self.by_value = [get for get, _, value in known if _compares(value)]
+        self.by_id = [(get, value) for get, _, value in known if not _compares(value)]  # alive: none else has their ids
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # a copy finds them again
 
     def now(self) -> Any:
         """Return them as a value that compares and hashes."""
@@ -171,14 +184,20 @@ class Settings:
         return ids, tuple([identify(get()) for get in self.by_value]), global_hooks()
 
 
-def _is_library(module: ModuleType) -> bool:
-    file = getattr(module, "__file__", None) or ("<builtin>" if module.__spec__ is not None else "")
-    return (not file.endswith(".py") and bool(file)) or any(folder in file for folder in LIBRARIES)
+def _is_own(owner: Any) -> bool:
+    """Tell whether a function, class or module is a user's."""
+    home = owner if isinstance(owner, ModuleType) else sys.modules.get(owner.__module__)
+    file = getattr(home, "__file__", None) or ("" if getattr(home, "__spec__", None) is None else "<builtin>")
+    return (file.endswith(".py") or not file) and not any(folder in file for folder in LIBRARIES)
 
 
-def settings_of(module: nn.Module) -> Settings:
+def settings_of(network: Network) -> Settings:
     """Return where the settings of a network are."""
-    return _settings.get(module) or _settings.setdefault(module, Settings(module))
+    kept: Settings | None = network.settings  # there: what code closes over may lead to the network
+    same = kept is not None and kept.module is network.module and kept.output is network.output
+    if kept is None or not same or [*map(len, kept.spaces)] != kept.sizes:  # a name has come or gone
+        kept = network.settings = Settings(network)
+    return kept
 
 
 def identify(value: Any, depth: int = DEPTH) -> Any:
@@ -205,6 +224,8 @@ def _inside(value: Any) -> list[Any] | None:
         return [value.get(None)]
     if isinstance(value, weakref):
         return [value()]
+    if isinstance(value, _lru_cache_wrapper):  # what it has given so far; a use moves it to the end
+        return sorted(gc.get_referents(value), key=id)
     if isinstance(value, partial):
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, bytearray | array | memoryview):
@@ -215,7 +236,8 @@ def _inside(value: Any) -> list[Any] | None:
     if isinstance(value, Tensor | nn.Module | type) or not is_own:
         return None
     slots = (n for cls in type(value).__mro__ for n in getattr(cls, "__slots__", ()) if hasattr(value, n))
-    return [*(getattr(value, n) for n in slots), *getattr(value, "__dict__", {}).values()] or None
+    held = [*(getattr(value, n) for n in slots), *getattr(value, "__dict__", {}).values()]
+    return held if held or (hasattr(value, "__dict__") and not isinstance(value, FunctionType)) else None
 
 
 def _compares(value: Any) -> bool:

@@ -163,6 +163,7 @@ class Network:
     """
 
     busy: AbstractContextManager[Any] = nullcontext()  # held by a pass
+    settings: Any = None  # what its code reads elsewhere (`mcbn.layers.settings_of`)
 
     def __init__(self, model: nn.Module, output: Output = None, reading: OutputReading | None = None) -> None:
         self.module, self._of_user = snapshot(model)

@@ -68,12 +68,10 @@ class Comparison(NamedTuple):
 
 def targets(device: str) -> list[Target]:
     """Read every target for this kind of device."""
-    with TARGETS.open(newline="") as file:
-        return [
-            Target(case, int(n) if n else None, against, bound, float(value))
-            for kind, case, n, against, bound, value in csv.reader(file)
-            if kind == device
-        ]
+    rows = (row for kind, *row in csv.reader(TARGETS.read_text().splitlines()) if kind == device)
+    return [
+        Target(case, int(n) if n else None, against, bound, float(value)) for case, n, against, bound, value in rows
+    ]
 
 
 def table(records: Sequence[Record], where: Environment, *, quick: bool = False, merged: bool = False) -> str:

@@ -7,7 +7,6 @@ and what the runs before the capture changed is put back.
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -40,11 +39,11 @@ def capture(
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         function()
-    return partial(_replay, graph, function)
 
+    def replay(kept: Callable[[], Any] = function) -> None:
+        graph.replay()
 
-def _replay(graph: Any, _kept: Callable[[], Any]) -> None:
-    graph.replay()
+    return replay
 
 
 def capture_of(function: Callable[..., Tensor], arguments: Iterable[Tensor]) -> Callable[..., Tensor]:

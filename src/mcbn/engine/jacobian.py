@@ -75,7 +75,7 @@ class Differentiator:
 
     def __call__(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """Return outputs (N, ...) and Jacobian (N, D, S); S runs over mean, then std, of every call."""
-        key = batches.key_of(inputs), settings_of(self.network.module).now()
+        key = batches.key_of(inputs), settings_of(self.network).now()
         with self._lock:
             method = self.methods.get(key, self.plain) or self.fastest(inputs)  # the fastest for what was seen before
             keep(self.methods, key, method if key in self.methods else None, constants.PLANS_KEPT)

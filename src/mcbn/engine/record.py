@@ -120,7 +120,7 @@ class Recorder:
     def _trace(self, x: Any, shape: Any) -> Statistics | None:
         """Record the first or second batch of a shape and trace it; the program of both takes the next ones."""
         network, tracer, first = self.network, RecordTracer(self.chosen), self._traces.get(shape)
-        state = state_of(network.module)
+        state = state_of(network)
         self._traces[shape] = None
         if len(self._traces) > constants.PROGRAMS_KEPT:
             return None
@@ -132,7 +132,7 @@ class Recorder:
         most = math.inf if tracer.on_gpu else constants.CPU_TRACED_WIDTH
         if first is None and not tracer.changes_inputs and tracer.width <= most:
             self._traces[shape] = tracer
-        elif first is not None and (first.steps(), state) == (tracer.steps(), state_of(network.module)):
+        elif first is not None and (first.steps(), state) == (tracer.steps(), state_of(network)):
             program = first.program()
             with suppress(Exception):  # an operation that cannot be repeated outside the network
                 if statistics_agree(program(*batches.tensors_of(x)), recorded):

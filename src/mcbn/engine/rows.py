@@ -89,8 +89,9 @@ class Follower:
         """Run an operator on made-up operands and on others; return where the inputs lie in each result."""
         made_up = {key: values_like(t) for key, (t, _) in known.items()}
         others = {key: reversed_half(made_up[key], place) for key, (_, place) in known.items()}
-        try:
-            first, second = (tensors_in(operator(**_with(arguments, values))) for values in (made_up, others))
+        try:  # with these operands in the place of its own
+            swaps = (lambda leaf, values=values: values.get(id(leaf), leaf) for values in (made_up, others))
+            first, second = (tensors_in(operator(**batches.map_leaves(swap, arguments))) for swap in swaps)
         except Exception:  # made-up values are nothing that it takes
             return [MIXED]
         places = dict.fromkeys(place for _, place in known.values())
@@ -118,11 +119,6 @@ def reversed_half(tensor: Tensor, place: Place) -> Tensor:
 def _by_input(tensor: Tensor, place: Place) -> Tensor:
     """Give the inputs an axis of their own, behind one for p and before one for k."""
     return tensor.reshape(*tensor.shape[: place.axis], place.p, FEW, place.k, *tensor.shape[place.axis + 1 :])
-
-
-def _with(arguments: Any, values: Mapping[int, Tensor]) -> Any:
-    """Put other tensors in the place of some."""
-    return batches.map_leaves(lambda leaf: values.get(id(leaf), leaf), arguments)
 
 
 def _place(first: Tensor, second: Tensor, alike: list[Place], likely: Iterable[Place]) -> Place:

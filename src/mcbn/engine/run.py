@@ -202,7 +202,7 @@ class Engine:
 
     def _key(self, inputs: Any, *others: Any) -> Any:
         """Identify all that a trace depends on, and what else is given."""
-        return batches.key_of(inputs), settings_of(self.network.module).now(), *others
+        return batches.key_of(inputs), settings_of(self.network).now(), *others
 
     def _find_plan(self, inputs: Any, chunk_size: int | None) -> Plan | OwnCode:
         """Trace the network and keep the first plan that agrees with its own code."""
@@ -330,7 +330,8 @@ class Engine:
             width = next((plan.program.width for plan in self.plans.values() if isinstance(plan, Plan)), 0)
             what = f"one draw of one input does not fit into memory (its widest result has {width:,} values)"
             raise MCBNError(f"{what}: {error}") from error
-        if not self.independent(batches.cut(inputs, N // 2)[0]):
+        sizes = {t.shape[0] if t.ndim else 0 for t in batches.tensors_of(inputs)}
+        if sizes != {N} or not self.independent(batches.cut(inputs, N // 2)[0]):
             what = "nothing shows that this network treats each of them by itself, so they are not cut into blocks"
             cure = f"give fewer at a time ({error})"
             raise MCBNError(f"one draw of {N} inputs does not fit into memory, and {what}; {cure}") from error

@@ -75,7 +75,7 @@ class Tracer(BatchNormMode):
         """Run the network on copies of the inputs and write its operations down; return its output."""
         if not batches.is_plain(inputs):
             raise UntraceableError(f"its inputs are {batches.describe(inputs)}, not tensors alone")
-        if changing := settings_of(network.module).changing:
+        if changing := settings_of(network).changing:
             raise UntraceableError(f"it uses {changing!r}, which may give something else each time")
         copies = batches.copied(inputs)
         tensors = batches.tensors_of(copies)
@@ -236,12 +236,12 @@ class ReplayTracer(Tracer, Replay):
         """Write the operations down, see that other values take the same steps, and return the output for these."""
         for _ in range(2):  # a network that fills a cache has a second chance
             output = self.trace_once(network, inputs)
-            state, twin = state_of(network.module), ReplayTracer(self.mean, self.var)
+            state, twin = state_of(network), ReplayTracer(self.mean, self.var)
             try:
                 twin.trace_once(network, other_values(inputs), watched=False)
             except MCBNError:  # the network takes no such values
                 twin.trace_once(network, inputs, watched=False)
-            if twin.steps() == self.steps() and state_of(network.module) == state:  # nothing was computed out of sight
+            if twin.steps() == self.steps() and state_of(network) == state:  # nothing was computed out of sight
                 self.graph.output(self._node(output))
                 return output
         raise UntraceableError("two runs of it take different steps, or it keeps a state from run to run")
@@ -316,10 +316,10 @@ def attributes_of(module: nn.Module) -> list[Any]:
     return [value for name, value in vars(module).items() if name not in MODULE]
 
 
-def state_of(module: nn.Module) -> list[Any]:
+def state_of(network: Network) -> list[Any]:
     """List what modules, and objects they hold, keep as attributes, tensors apart, and what they read elsewhere."""
-    held = [identify(value) for child in module.modules() for value in attributes_of(child)]
-    return [*held, settings_of(module).now()]
+    held = [identify(value) for child in network.module.modules() for value in attributes_of(child)]
+    return [*held, settings_of(network).now()]
 
 
 def batch_norm(x: Tensor, name: str) -> Tensor:
