@@ -105,6 +105,14 @@ def test_loader_equals_tensor_and_nothing_is_touched() -> None:
     torch.testing.assert_close(batched.between, whole.between)
 
 
+@pytest.mark.parametrize("sizes", [None, [16]], ids=["alone", "with sizes"])
+def test_a_tau_at_its_bound_is_said(sizes: list[int] | None) -> None:
+    bayes, x = several(), data()[0]
+    y = bayes.predict(x).mean + 1e-3 * data()[1]
+    with pytest.warns(UserWarning, match="the noise stopped at its lower bound"):
+        bayes.tune((x, y), batch_sizes=sizes)
+
+
 @pytest.mark.parametrize("task", ["regression", "classification"])
 def test_tune_calibrate_save_and_load(task: str, tmp_path: Path) -> None:
     x, y = data(task)

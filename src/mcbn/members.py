@@ -87,6 +87,7 @@ class Members(Predictor):
         M = noise.best(tuned, score)
         noise.drop_calibration(self)
         self.members, self.tau = twins[M].members, tuned[M].tau
+        noise.warn_if_bound(tuned[M], self.task, M)
         return self
 
     def at_batch_size(self, M: int) -> Self:

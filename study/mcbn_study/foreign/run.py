@@ -277,5 +277,4 @@ def write_report(out: Path) -> Path:
     best = {name: max((tried[k], k[1]) for k in tried if k[0] == name)[1] for name, _ in tried}
     last = [r for r in records if r["n"] == best[r["network"]]]
     last.sort(key=lambda r: NETWORKS.index(r["network"]))
-    devices, hardware = (sorted({r[name] for r in last}) for name in ("device", "hardware"))
-    return write_text(out / "table.md", render(__package__, last=last, devices=devices, hardware=hardware))
+    return write_text(out / "table.md", render(__package__, last=last))

@@ -93,5 +93,4 @@ def cifar_page(recorded: Sequence[Record]) -> str:
     """Lay out the last record of each family and setting, fewer images first."""
     last = list({(str(r["config"]), r["family"]): r for r in recorded}.values())
     last.sort(key=lambda r: (r["config"]["n_test"], str(r["config"]), list(FAMILIES).index(r["family"])))
-    devices, hardware = (sorted({r[name] for r in last}) for name in ("device", "hardware"))
-    return render(__package__, "cifar.md.j2", last=last, names=FAMILIES, devices=devices, hardware=hardware)
+    return render(__package__, "cifar.md.j2", last=last, names=FAMILIES)
