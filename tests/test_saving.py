@@ -278,6 +278,16 @@ def test_format_3_without_checksums_is_damaged(tmp_path: Path) -> None:
         mcbn.MCBN.load(rewrite(path, checked=False), model)
 
 
+def test_checksums_under_another_name_in_another_format_are_found(tmp_path: Path) -> None:
+    path, model, _ = saved(tmp_path)
+    content = path.read_bytes().replace(b'"checksums"', b'"checksome"')
+    changed = bytearray(content.replace(b'"format_version":"3"', b'"format_version":"2"'))
+    changed[-3] ^= 1
+    path.write_bytes(changed)
+    with pytest.raises(mcbn.MCBNError, match="not as it was written"):
+        mcbn.MCBN.load(path, model)
+
+
 @pytest.mark.parametrize(("kind", "value"), [("var", -1e-3), ("var", math.nan), ("mean", math.inf)])
 def test_statistics_that_cannot_be_are_refused_everywhere(kind: str, value: float, tmp_path: Path) -> None:
     path, model, x = saved(tmp_path)

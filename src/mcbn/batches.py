@@ -92,29 +92,21 @@ def _copied_memory(tensors: Sequence[Tensor]) -> dict[int, Tensor]:
 
     Those that gradients are wanted of are left out.
     """
-    plain = [t for t in tensors if t.layout is torch.strided and t.numel() and storage_of(t)]
-    plain = [t for t in plain if not (t.is_conj() or t.is_neg() or t.requires_grad)]
-    groups = list[list[Tensor]]()
-    for t in sorted(plain, key=lambda t: t.storage_offset()):
-        known = (group for group in groups if (storage_of(group[0]), group[0].dtype) == (storage_of(t), t.dtype))
-        near = next((group for group in known if t.storage_offset() < _end(group)), None)
-        if near is None:
-            groups.append(near := [])
-        near.append(t)
+    groups: dict[Any, dict[int, Tensor]] = {}
+    for t in tensors:
+        if t.layout is torch.strided and t.numel() and not (t.is_conj() or t.is_neg() or t.requires_grad):
+            groups.setdefault((storage_of(t), t.dtype), {})[id(t)] = t
     twins = dict[int, Tensor]()
-    for group in (group for group in groups if len({*map(id, group)}) > 1):
-        start = group[0].storage_offset()
-        whole = torch.as_strided(group[0], (_end(group) - start,), (1,), start).detach().clone()
-        for t in group:
-            twins[id(t)] = torch.as_strided(whole, t.shape, t.stride(), t.storage_offset() - start)
-            vars(twins[id(t)]).update(copy.deepcopy(vars(t)))
+    for (storage, _), group in groups.items():
+        parts = sorted(group.values(), key=lambda t: t.storage_offset())
+        starts, steps = [t.storage_offset() for t in parts], [zip(t.shape, t.stride(), strict=True) for t in parts]
+        ends = [start + 1 + sum((n - 1) * step for n, step in each) for start, each in zip(starts, steps, strict=True)]
+        if storage and any(start < max(ends[:i]) for i, start in enumerate(starts) if i):
+            whole = torch.as_strided(parts[0], (max(ends) - starts[0],), (1,), starts[0]).detach().clone()
+            for t in parts:
+                twins[id(t)] = torch.as_strided(whole, t.shape, t.stride(), t.storage_offset() - starts[0])
+                vars(twins[id(t)]).update(copy.deepcopy(vars(t)))
     return twins
-
-
-def _end(group: Sequence[Tensor]) -> int:
-    """Return the place in memory behind the last number of any of them."""
-    lasts = (sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)) for t in group)
-    return 1 + max(int(t.storage_offset()) + last for t, last in zip(group, lasts, strict=True))
 
 
 def _once(function: Callable[[Any], Any]) -> Callable[[Any], Any]:

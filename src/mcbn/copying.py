@@ -34,9 +34,8 @@ def reachable(root: Any) -> list[tuple[str, Any]]:
         if isinstance(value, FunctionType) and _is_foreign(value):  # which keep notes of their own as attributes
             inside = [inner for inner in inside if inner is not vars(value)]
         if isinstance(value, _lru_cache_wrapper):  # how much it remembers is nothing of the user's, what it gives is
-            size, dicts = value.cache_info().currsize, [d for d in inside if type(d) is dict and d is not vars(value)]
-            inside = [inner for inner in inside if inner not in dicts[-1:] or len(inner) != size]
-            inside += dicts[-1].values()
+            memory = [inner for inner in inside if type(inner) is dict and inner is not vars(value)][-1]
+            inside = [*(inner for inner in inside if inner is not memory), *memory.values()]
         for name, inner in [*((label, inner) for inner in inside), *_beyond(value)]:
             if id(inner) not in seen and (isinstance(inner, STRUCTURE) or not is_library(type(inner))):  # type: ignore[arg-type]
                 seen.add(id(inner))

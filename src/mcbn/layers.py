@@ -31,17 +31,13 @@ Layers = int | Sequence[str] | Callable[[str, nn.Module], bool] | None
 DEPTH = 3  # of containers in containers that are looked into
 MANY = 1000  # entries of a setting: of longer ones which objects they are, not what each holds
 CONTROL = {"cond", "while_loop", "scan"}  # of torch.compile's kind: no mode may watch its operators
-ENTRIES = ("forward", "__call__")  # of a module's methods, those that a pass begins with
-SPACES = ("types", "argparse")  # Python's modules whose objects hold what a user put there
 # Names of functions that get past all that watches
 UNSEEN = {"globals", "exec", "eval", "__import__", "to_dlpack", "_to_dlpack", "get_num_threads", "initial_seed"}
 UNSEEN |= {"is_anomaly_enabled", "get_printoptions", "PRINT_OPTS"}
 UNSEEN |= {"open", "read_text", "read_bytes", "loadtxt", "load", "fromfile", "exists", "is_file", "set_default_dtype"}
 NAMED = (FunctionType, BuiltinFunctionType, ModuleType, type)
-GENERATORS = ("random", "numpy.random")  # modules whose objects do, too
 CLOCKS = {"time", "datetime", "secrets", "uuid", "decimal", "sys", "gc", "importlib", "posix", "posixpath"}
 THREADS = {"threading", "_thread", "concurrent", "multiprocessing", "asyncio", "queue", "ctypes", "subprocess"}
-KNOWN = ("torch", "builtins", "collections", "functools", "typing")  # whose code is known
 
 
 def candidates(module: nn.Module) -> list[str]:
@@ -71,7 +67,10 @@ def _codes(module: nn.Module, *, called: bool = False) -> dict[CodeType, dict[st
     called: of methods those alone that `forward`, a hook or another one that they call names, and none of torch's own.
     """
     methods = _methods(module) if called else []
-    waiting = [(f.__code__, f.__globals__) for f in _functions(module, [f for n, f in methods if n not in ENTRIES])]
+    waiting = [
+        (f.__code__, f.__globals__)
+        for f in _functions(module, [f for n, f in methods if n not in ("forward", "__call__")])
+    ]
     codes: dict[CodeType, dict[str, Any]] = {}
     while waiting:
         code, names = waiting.pop()
@@ -135,7 +134,8 @@ def _closed(functions: list[FunctionType]) -> list[FunctionType]:
 def _classes(*owners: Any) -> set[type]:
     """Find the classes of objects, and classes that are among them, the libraries' apart."""
     kinds = {kind for owner in owners for kind in (type(owner), owner) if isinstance(kind, type)}
-    return {cls for kind in kinds for cls in kind.__mro__ if cls.__module__.split(".")[0] not in KNOWN}
+    known = ("torch", "builtins", "collections", "functools", "typing")
+    return {cls for kind in kinds for cls in kind.__mro__ if cls.__module__.split(".")[0] not in known}
 
 
 class Settings:
@@ -232,7 +232,8 @@ def _inside(value: Any) -> list[Any] | None:
         return [value.tobytes().hex() if isinstance(value, array | memoryview) else value.hex()]
     if hasattr(type(value), "__array__") and not isinstance(value, Tensor):  # an array or a table
         return [*np.asarray(value).flat[: MANY + 1].tolist()]
-    is_own = isinstance(value, FunctionType) or type(value).__module__ in SPACES or not is_library(type(value))  # type: ignore[arg-type]
+    bare = type(value).__module__ in ("types", "argparse")  # Python's, whose objects hold what a user put there
+    is_own = bare or isinstance(value, FunctionType) or not is_library(type(value))  # type: ignore[arg-type]
     if isinstance(value, Tensor | nn.Module | type) or not is_own:
         return None
     slots = (n for cls in type(value).__mro__ for n in getattr(cls, "__slots__", ()) if hasattr(value, n))
@@ -251,7 +252,7 @@ def _changes(value: Any) -> bool:
         return str(home).split(".")[0] in THREADS | CLOCKS
     if isinstance(value, Iterator) or _is_deep(value):
         return True
-    return str(home).split(".")[0] in THREADS or str(home).startswith(GENERATORS)
+    return str(home).split(".")[0] in THREADS or str(home).startswith(("random", "numpy.random"))
 
 
 def _is_deep(value: Any, depth: int = DEPTH) -> bool:

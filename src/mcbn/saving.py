@@ -61,7 +61,8 @@ def read_tensors(path: str | Path, *, hint: str = "") -> tuple[dict[str, Tensor]
         raise MCBNError(f"there is no file {path}{advice}") from error
     except Exception as error:  # of safetensors, of the system, and of torch about dtypes and sizes
         raise MCBNError(f"{path} is not a whole safetensors file ({error}), or of another kind{advice}") from error
-    checked = CHECKSUMS in text or text.get("format_version") == str(FORMAT_VERSION)
+    misnamed = any('"": "' in value for value in text.values())  # that of the text, which older formats do not have
+    checked = CHECKSUMS in text or misnamed or text.get("format_version") == str(FORMAT_VERSION)
     with damage_told(path):
         written: dict[str, str] = dict(json.loads(text.pop(CHECKSUMS, "{}")))
     for name, checksum in checksums(tensors, text).items() if checked else ():

@@ -74,8 +74,9 @@ def gradients(values: Values, x: Tensor, y: Tensor, weight_decay: Tensor) -> Val
     for i in hidden:
         products.append(_product(inputs[i], w[i]))  # (S, M, H)
         gamma, beta = (values[f"{kind}{i + 1}"].flatten() for kind in ("gamma", "beta"))
-        rows, *saved = torch.native_batch_norm(_channels(products[i]), gamma, beta, None, None, True, 0.0, BN_EPSILON)
-        inputs.append(relu_(_networks(rows, len(x))))
+        rows = products[i].transpose(0, 1).flatten(1)  # (M, S H)
+        rows, *saved = torch.native_batch_norm(rows, gamma, beta, None, None, True, 0.0, BN_EPSILON)
+        inputs.append(relu_(rows.view(len(rows), len(x), -1).transpose(0, 1)))
         moments.append(saved)  # mean and inverse std, (S H,) each
 
     d = _output_gradient(torch.bmm(inputs[last], w[last]), values[f"bias{last + 1}"], y)  # (S, M, D)
@@ -84,9 +85,10 @@ def gradients(values: Values, x: Tensor, y: Tensor, weight_decay: Tensor) -> Val
     for i in reversed(hidden):
         d = _relu_backward(_product(d, w[i + 1].transpose(1, 2)), inputs[i + 1], 0)
         gamma, rest = values[f"gamma{i + 1}"], (None, None, *moments[i], True, BN_EPSILON, [True, True, True])
-        rows, d_gamma, d_beta = _norm_backward(_channels(d), _channels(products[i]), gamma.flatten(), *rest)
+        pair = (value.transpose(0, 1).flatten(1) for value in (d, products[i]))  # (M, S H) each
+        rows, d_gamma, d_beta = _norm_backward(*pair, gamma.flatten(), *rest)
         grads[f"gamma{i + 1}"], grads[f"beta{i + 1}"] = d_gamma.view_as(gamma), d_beta.view_as(gamma)
-        d = _networks(rows, len(x))
+        d = rows.view(len(rows), len(x), -1).transpose(0, 1)  # (S, M, H)
         torch.bmm(inputs[i].transpose(1, 2), d, out=g[i])
     grads["weights"].addcmul_(values["weights"], weight_decay[:, None])
     return grads
@@ -105,13 +107,3 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     if a.shape[2] == 1:  # an outer product
         return torch.mul(a.transpose(0, 1), b.transpose(0, 1)).transpose(0, 1)
     return torch.bmm(a, b, out=a.new_empty(a.shape[1], a.shape[0], b.shape[2]).transpose(0, 1))
-
-
-def _channels(a: Tensor) -> Tensor:
-    """See (S, M, H) that lies as (M, S, H) as the rows of one batch with S H channels."""
-    return a.transpose(0, 1).flatten(1)
-
-
-def _networks(rows: Tensor, S: int) -> Tensor:
-    """See the rows of one batch with S H channels as (S, M, H)."""
-    return rows.view(len(rows), S, -1).transpose(0, 1)

@@ -31,7 +31,6 @@ from torch.optim.swa_utils import update_bn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from mcbn.engine import constants
-from mcbn.engine.capture import capture
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.networks import RegressionMLP
@@ -177,13 +176,6 @@ def folded(network: nn.Module) -> nn.Module:
             if isinstance(convolution, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
                 layers[place], layers[place + 1] = fuse_conv_bn_eval(convolution, norm), nn.Identity()
     return copy
-
-
-def folded_passes(network: nn.Module, query: Tensor, n_samples: int) -> Method:
-    """Return an expert's limit: T passes of the folded network in one CUDA graph, the same weights, no moments."""
-    passes = partial(forwards, folded(network), query.contiguous(memory_format=torch.channels_last), n_samples)
-    replay = capture(passes, warm_ups=1)
-    return lambda _: replay()
 
 
 def fit_peer(case: Case, ready: Prepared, folder: Path | None) -> Method:

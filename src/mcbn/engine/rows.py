@@ -25,8 +25,6 @@ from mcbn.private_torch import Dispatched, written_by
 FEW = 5  # inputs that are followed: few usual sizes of other axes are multiples of it
 SIZED = {"view", "_unsafe_view", "reshape", "_reshape_alias", "expand", "repeat", "native_group_norm", "arange"}
 SIZED |= {"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty"}  # told how many there are
-BY_SIZE = {"renorm"}  # mix inputs where their values are large
-MOST_NUMBERS = 64  # of a tensor that are settings: larger ones are tables
 Draw = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]  # means and variances
 
 
@@ -71,7 +69,7 @@ class Follower:
         """Take a step; find out where the inputs lie in the results."""
         name = operator.name().split("::")[1].split(".")[0]
         settings = [] if name in SIZED else [value for value in arguments.values() if not tensors_in(value)]
-        if name == "lift_fresh" and result.numel() <= MOST_NUMBERS:  # made of numbers just now
+        if name == "lift_fresh" and result.numel() <= 64:  # made of numbers just now; larger ones are tables
             settings.append(result.tolist())
         self.steps.append((operator, str(settings)))
         known = {id(t): (t, self.places[t]) for t in tensors_in(arguments) if t in self.places} if self.follow else {}
@@ -79,7 +77,7 @@ class Follower:
             return
         written = [id(t) for key in written_by(operator) for t in tensors_in(arguments[key])]
         clear = not any(place == MIXED for _, place in known.values()) and known.keys() >= {*written}
-        clear = clear and name.removesuffix("_") not in BY_SIZE
+        clear = clear and name.removesuffix("_") != "renorm"  # it mixes inputs where their values are large
         found = self._tried(operator, arguments, known) if clear else [MIXED]
         for tensor, place in zip(results := tensors_in(result), found * (len(results) // len(found)), strict=True):
             self.places[tensor] = place

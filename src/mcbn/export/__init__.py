@@ -272,7 +272,11 @@ def convert(
             how: Any = {"opset_version": OPSET, "input_names": names, "optimize": False, "verbose": False}
             onnx: Any = torch.onnx.export(program, dynamo=True, **how)
     except Exception as error:
-        raise MCBNError(_refusal(error, metadata.get("method"))) from error
+        operator, text = re.search(r"target=torch\.ops\.([\w.]+)", str(error)), str(error).strip().split("\n")[0]
+        what = operator[1].removesuffix(".default") if operator else text
+        is_linear = metadata.get("method") == "linear"
+        hint = "method='linear' needs it; use method='sample'" if is_linear else "replace that layer"
+        raise MCBNError(f"ONNX has no operator for {what}: {hint}") from error
     graph = onnx.model.graph
     for value in [value for node in graph.all_nodes() for value in node.outputs if value.name in outputs]:
         value.name = f"{value.name}_inside"
@@ -301,14 +305,6 @@ def _strip(message: Any) -> None:
         elif field.message_type is not None:
             for child in [value] if hasattr(value, "ListFields") else value:
                 _strip(child)
-
-
-def _refusal(error: Exception, method: str | None) -> str:
-    text = str(error)
-    operator = re.search(r"target=torch\.ops\.([\w.]+)", text)
-    what = operator[1].removesuffix(".default") if operator else text.strip().split("\n")[0]
-    hint = "method='linear' needs it; use method='sample'" if method == "linear" else "replace that layer"
-    return f"ONNX has no operator for {what}: {hint}"
 
 
 def run_onnx(content: bytes, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -27,7 +27,6 @@ from mcbn import private_torch
 from mcbn.engine import constants
 from mcbn.files import cache_folder, replacing
 
-SHARED_BYTES = 48 * 1024  # of a block of threads, on every GPU
 COMPILERS = ThreadPoolExecutor(os.cpu_count(), "mcbn-kernels")  # at work without Python's lock
 IMAGES, SCALES = (0, 1, 7), (5, 6)  # places of what differs from draw to draw among the arguments of `narrow`
 KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # of values that `scaled` takes
@@ -123,7 +122,7 @@ def patch(image: Sequence[int], inputs: int, size: int, stride: int) -> tuple[in
         rows = min(pixels // columns, _power_of_two(high))
         images = pixels // (rows * columns)
         around = ((rows - 1) * stride + size) * ((columns - 1) * stride + size)
-        fits = min(2, inputs // 16) * images * around * 64 <= SHARED_BYTES
+        fits = min(2, inputs // 16) * images * around * 64 <= 48 * 1024  # bytes of shared memory
         covered = -(-high // rows) * rows * -(-wide // columns) * columns
         if fits and covered <= constants.NARROW_MOST_WORK * high * wide:
             return rows, columns, images
@@ -248,7 +247,7 @@ def scaled(x: Tensor, scale: Tensor, shift: Tensor, shortcut: Tensor | None, slo
     x, other = (aligned(x if image is None else image, torch.channels_last) for image in (x, shortcut))
     count, inputs, shortcuts = (image.numel() // values for image in (out, x, other))
     numbers = (count, count // len(scale), C // values, scale.stride(0), inputs, 0 if shortcut is None else shortcuts)
-    grid = (-(-count // constants.SCALED_THREADS), constants.SCALED_THREADS)
+    grid = (-(-count // constants.THREADS), constants.THREADS)
     launch("scaled", {"KIND": KINDS[x.dtype]}, grid, [x, scale, shift, other, out], *numbers, slope)
     return out
 
@@ -275,7 +274,7 @@ def halved(x: Tensor) -> Tensor:
     N, C, H, W = x.shape
     out = torch.empty(N, C, H // 2, W // 2, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     count = out.numel() // 4
-    grid = (-(-count // constants.HALVED_THREADS), constants.HALVED_THREADS)
+    grid = (-(-count // constants.THREADS), constants.THREADS)
     launch("halved", {"CHANNELS": C, "WIDTH": W}, grid, [aligned(x, torch.channels_last), out], count)
     return out
 
