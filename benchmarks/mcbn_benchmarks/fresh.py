@@ -13,7 +13,6 @@ from functools import partial
 from importlib import import_module
 
 import torch
-from torch import nn
 
 from mcbn import MCBN, algorithm
 from mcbn_benchmarks.commands import Device, Only
@@ -48,7 +47,7 @@ def _seconds(way: str, case: Case, device: str) -> tuple[float, float]:
     loop = cases.Algorithm1(ready.network, ready.train, ready.query)
     works: dict[str, Callable[[], object]] = {
         "fit": partial(fitted, case, ready),
-        "loop": partial(_train_forwards, ready.network, loop.batch, T),
+        "loop": torch.no_grad()(lambda: [ready.network.train()(loop.batch()) for _ in range(T)]),
         "plain": partial(forwards, ready.network, ready.query, T),
     }
     if way == "predict":
@@ -56,12 +55,6 @@ def _seconds(way: str, case: Case, device: str) -> tuple[float, float]:
     forwards(ready.network, ready.query if way in ("predict", "plain") else ready.train[:BATCH_SIZE], 1)
     started = time.process_time()
     return timed(works[way])[1], time.process_time() - started
-
-
-@torch.no_grad()
-def _train_forwards(network: nn.Module, batch: Callable[[], torch.Tensor], T: int) -> None:
-    for _ in range(T):
-        network.train()(batch())
 
 
 def memory(only: Only = "") -> Iterator[Record]:

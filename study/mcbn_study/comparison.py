@@ -1,9 +1,7 @@
 """Does `mcbn.compare` tell a user what the studies found? On their networks, beside what they have on record.
 
-CIFAR-10: the networks of `mcbn reproduce cifar10` on some of the images, beside results/alternatives, which has all and
-T = 128: so what is compared is the gain over the plain network.
-Tables: the networks of the regression study's folds, tuned on their held-out fold, beside its final networks, which
-were trained on that fold too. So what is compared there is CRPS over that of a constant variance on the same network.
+The page says which networks and images, and what can be compared: the gain over the plain network, and CRPS over that
+of a constant variance on the same network.
 """
 
 from collections.abc import Iterator

@@ -31,6 +31,13 @@ class Estimate(NamedTuple):
         return math.hypot(self.standard_error or 0.0, (self.search or 0.0) * math.sqrt(1 + 1 / self.searches))
 
     @property
+    def searched(self) -> "Estimate":
+        """The same mean with one error, of runs and search; its degrees of freedom are the searches less one."""
+        error = math.hypot(self.standard_error or 0.0, self.search or 0.0)
+        tested = self.p_value if self.search is None else p_value(self.mean, error, self.searches)
+        return self._replace(standard_error=error, p_value=tested, search=None)
+
+    @property
     def half_unit(self) -> float:
         """Half a unit of the last printed digit: a mean before rounding is that near."""
         return 0.5 * 10.0 ** -(self.decimals or 0)
@@ -86,7 +93,7 @@ def cell(estimate: Estimate | None, show: str = "error", *, sign: str = "") -> s
     if show == "stars":
         return f"{estimate.mean:z.2f} {stars(estimate.p_value)}".rstrip()
     decimals = _decimals(estimate)
-    errors = [estimate.standard_error, math.hypot(estimate.standard_error or 0.0, estimate.search or 0.0)]
+    errors = [estimate.standard_error, estimate.searched.standard_error]
     shown = [f"{error:.{decimals}f}" for error in errors[: 1 if estimate.search is None else 2] if error is not None]
     return " ± ".join([f"{estimate.mean:{sign}z.{decimals}f}", *([" / ".join(shown)] if shown else [])])
 

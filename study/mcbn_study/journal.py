@@ -28,6 +28,19 @@ _FACTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 KEYS, _TIMED, _SHARED = (_FACTS[name] for name in ("keys", "timed", "shared"))
 
 
+class _Line(dict[str, Any]):
+    """A record as it was read: the first field it should have and lacks is named, with its place."""
+
+    def __init__(self, record: Record, place: str) -> None:
+        super().__init__(record)
+        self.place = place
+
+    def __missing__(self, name: str) -> Any:
+        cure = "use that version, or remove the line and run again what it held"
+        maker = self.get("commit", "unknown")[:12]
+        raise MCBNError(f"{self.place}: the record has no {name!r}; another version wrote it, commit {maker}; {cure}")
+
+
 class Journal:
     """The records of one experiment, `folder`/records.jsonl, and the configuration and device of those to come."""
 
@@ -149,16 +162,18 @@ def read(path: str | Path) -> list[Record]:
     A last line that was cut off is left out with a warning; damage anywhere else raises MCBNError with its line number.
     """
     path = Path(path)
-    whole, _, tail = (path.read_bytes() if path.exists() else b"").rpartition(b"\n")
-    records, last = [], _parse(tail)
-    for number, line in ((number, line) for number, line in enumerate(whole.split(b"\n"), 1) if line.strip()):
+    lines = (path.read_bytes() if path.exists() else b"").split(b"\n")
+    if (tail := lines[-1]) and _parse(tail) is None:
+        warnings.warn(f"mcbn: {path} ends in a line that was cut off ({len(tail)} bytes); it is left out", stacklevel=2)
+        lines.pop()
+    records: list[Record] = []
+    for number, line in ((number, line) for number, line in enumerate(lines, 1) if line.strip()):
+        place = f"{path}, line {number}"
         if (record := _parse(line)) is None:
             cure = "restore the file or remove that line and run again what it held"
-            raise MCBNError(f"{path}, line {number} is damaged: {line[:60]!r} is not one JSON object; {cure}")
-        records.append(record)
-    if tail and last is None:
-        warnings.warn(f"mcbn: {path} ends in a line that was cut off ({len(tail)} bytes); it is left out", stacklevel=2)
-    return records if last is None else [*records, last]
+            raise MCBNError(f"{place} is damaged: {line[:60]!r} is not one JSON object; {cure}")
+        records.append(_Line(record, place))
+    return records
 
 
 def digest(config: Mapping[str, Any]) -> str:

@@ -1,9 +1,8 @@
 """Appendix "Batch normalization statistics": are batch means and standard deviations the Gaussians of Eq. (6)?
 
 Trains the paper's network on Yacht for each batch size, stops at some epochs, draws batches of that size and tests the
-statistics of every unit of both layers. Three tests, the share of units with p > 0.05 in each (0.95 if the law is
-exact): Kolmogorov-Smirnov against Eq. (6) as printed; against Eq. (6) for batches drawn without replacement, standard
-deviations times sqrt((N - M) / (N - 1)); and Lilliefors' for a Gaussian of any moments.
+statistics of every unit of both layers; the table says with which tests. The spread of batches drawn without
+replacement is that of Eq. (6) times sqrt((N - M) / (N - 1)).
 
 Its footnote, are they uncorrelated and jointly Gaussian?, is asked of the regression networks: `correlations`.
 """

@@ -84,7 +84,7 @@ def test_a_network_trained_otherwise_stands_beside_the_papers(tmp_path: Path) ->
     assert text.count("## PLL over the number of passes") == 2
     assert text.count("## MCBN over the batch size M") == text.count("## Fresh batches") == 1
     line = next(line for line in text.splitlines() if " ours, 50,000 images " in line)
-    gains = ["-0.2950 ± 0.0050", "-0.2450 ± 0.0050", "0.0500 ± 0.0000", MISSING, "5.00 ± 0.00"]
+    gains = ["2", "-0.2950 ± 0.0050", "-0.2450 ± 0.0050", "0.0500 ± 0.0000", MISSING, MISSING, "5.00 ± 0.00"]
     assert [cell.strip() for cell in line.split("|")[2:-1]] == gains
 
 
@@ -107,8 +107,8 @@ def test_the_gain_is_shown_for_networks_that_others_measured(tmp_path: Path) -> 
     scored = {"plain": 0.3, "mcbn": 0.26, "thinned_plain": 0.25}
     rows = [about | {"method": method, "nll": nll + e} for method, nll in scored.items() for e in (-0.01, 0.01)]
     rows += [
-        about | {"method": "mcbn_joint", "tempered": tempered, "nll": nll}
-        for tempered, nll in ((True, 0.24), (False, 9))
+        about | {"method": method, "tempered": tempered, "nll": nll}
+        for method, tempered, nll in (("mcbn_joint", True, 0.24), ("mcbn_joint", False, 9), ("plain", True, 0.25))
     ]
     rows.append(about | {"method": "mcbn", "data": "validation", "nll": 5.0})
     about = {"network": "resnet32", "n": 10_000, "ece": 0.05}
@@ -116,8 +116,37 @@ def test_the_gain_is_shown_for_networks_that_others_measured(tmp_path: Path) -> 
     foreign.append(about | {"method": "plain", "pll": -7.0, "n": 500})
     journal.extend(tmp_path / "alternatives" / "records.jsonl", rows)
     journal.extend(tmp_path / "foreign" / "records.jsonl", foreign)
+    ours = "-0.3000 ± 0.0100", "-0.2600 ± 0.0100", "0.0400 ± 0.0000", "-0.2500", "-0.2400", "3.00 ± 0.00"
     assert report.gains_by_network(tmp_path) == [
-        ("ours, 48,000 images", "-0.3000 ± 0.0100", "-0.2600 ± 0.0100", "0.0400 ± 0.0000", "-0.2400", "3.00 ± 0.00"),
-        ("the paper's", "-0.3200", "-0.2800", "0.0400", MISSING, MISSING),
-        ("trained by others at M = 128", "-0.4000", "-0.3000", "0.1000", MISSING, "5.00"),
+        ("ours, 48,000 images", "2", *ours),
+        ("the paper's", MISSING, "-0.3200", "-0.2800", "0.0400", MISSING, MISSING, MISSING),
+        ("trained by others at M = 128", "1", "-0.4000", "-0.3000", "0.1000", MISSING, MISSING, "5.00"),
     ]
+
+
+def test_what_is_said_of_the_gain_is_what_the_records_hold() -> None:
+    results = Path(__file__).parents[2] / "results"
+    if not results.is_dir():
+        pytest.skip("no results beside these tests")
+    recorded = journal.read(results / "cifar10" / journal.RECORDS)
+    studies = report.collect(recorded)
+    rows = {row[0]: row[1:] for row in report.gains_by_network(results, studies)}
+    plain, gain, ece = (
+        {title: float(row[i].split()[0]) for title, row in rows.items() if row[i] != MISSING} for i in (1, 3, 6)
+    )
+    short = "ours, a quarter of the steps"
+    assert 0.4 < gain["ours, 48,000 images"] / gain["the paper's"] < 0.6  # half
+    assert plain[short] < plain["the paper's"] < plain["ours, 48,000 images"]
+    assert min(gain, key=gain.__getitem__) == short
+    rising = sorted(ece, key=ece.__getitem__)
+    assert [*sorted(rising, key=gain.__getitem__)] == [*rising[:-2], rising[-1], rising[-2]]  # but for the last two
+    for title, reached in (("trained with dropout 0.1", True), ("ours, 48,000 images", False)):
+        alone, chosen = (tuple(map(float, cell.split(" ± "))) for cell in rows[title][4:6])
+        assert (chosen[0] > -0.25) == reached
+        assert abs(alone[0] - chosen[0]) < 0.001
+        assert not reached or chosen[0] + 0.25 < chosen[1]  # by less than its error
+    made = {
+        kind: {r["seed"] for r in recorded if (r["kind"], r["network"]) == (kind, "resnet32-short")}
+        for kind in (report.TRAINING, report.KIND)
+    }
+    assert [len(seeds) for seeds in made.values()] == [3, 2]

@@ -117,6 +117,18 @@ def test_damage_elsewhere_names_the_line(path, damaged):
         journal.read(path)
 
 
+def test_a_record_of_another_schema_is_refused_by_its_place_and_the_field(path):
+    journal.extend(path, [FIRST, {"kind": "test", "commit": "0123456789abcdef"}, {"kind": "test"}])
+    first, second, third = journal.read(path)
+    assert first["rmse"] == 2.75
+    with pytest.raises(MCBNError, match=r"records\.jsonl, line 2: the record has no 'rmse'; .*, commit 0123456789ab;"):
+        second["rmse"]
+    with pytest.raises(MCBNError, match=r"line 3: .*, commit unknown; use that version, or remove the line"):
+        third["rmse"]
+    assert third.get("rmse") is None
+    assert "rmse" not in third
+
+
 def test_a_damaged_last_line_that_ends_properly_is_no_cut(path):
     journal.extend(path, [FIRST])
     with path.open("ab") as file:

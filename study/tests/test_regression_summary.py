@@ -8,6 +8,7 @@ from scipy import stats
 import synthetic
 from mcbn.data import NAMES
 from mcbn.errors import MCBNError
+from mcbn_study import journal
 from mcbn_study.regression import report
 
 
@@ -97,10 +98,12 @@ def test_another_configuration_of_the_same_run_is_an_error_that_names_it(tests):
 
 def test_sensitivity_runs_differ_by_their_settings():
     records = list(synthetic.sensitivity(["boston"]))
-    assert report.runs(records, kind="sensitivity", also=("batch_size", "n_samples")) == records
-    with pytest.raises(MCBNError, match="split 1, seed 1, batch_size 8, n_samples 100"):
+    assert report.runs(records, kind="sensitivity", apart=("method", "batch_size", "n_samples")) == records
+    with pytest.raises(MCBNError, match="method mcbn, batch_size 8, n_samples 100, split 1, seed 1"):
         report.runs(
-            [*records, {**records[0], "config_hash": "b2"}], kind="sensitivity", also=("batch_size", "n_samples")
+            [*records, {**records[0], "config_hash": "b2"}],
+            kind="sensitivity",
+            apart=("method", "batch_size", "n_samples"),
         )
 
 
@@ -119,7 +122,8 @@ def test_bad_records_are_refused(tests, change, message):
 
 
 @pytest.mark.parametrize("field", ["seed", "rmse", "crps_constant"])
-def test_a_record_that_lacks_a_field_is_named(tests, field):
+def test_a_record_that_lacks_a_field_is_named(tests, field, tmp_path):
     record = {name: value for name, value in tests[0].items() if name != field}
-    with pytest.raises(MCBNError, match=f"no '{field}'.*boston"):
-        report.summarise(report.runs([record]))
+    journal.extend(tmp_path / "records.jsonl", [tests[1], record])
+    with pytest.raises(MCBNError, match=f"records.jsonl, line 2: the record has no '{field}'"):
+        report.summarise(report.runs(journal.read(tmp_path / "records.jsonl")))

@@ -1,4 +1,5 @@
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -217,6 +218,77 @@ def test_fidelity_counts_normalised_crps_significantly_above_zero():
         (d, "mcbn", "crps_normalized"): Estimate(mean, 0.1, 25, p) for d, (mean, p) in zip(NAMES, scores, strict=True)
     }
     assert report.fidelity_tables(rows)[0].rows[-1][1:4] == ("5 of 8", "6 of 8", "no")
+
+
+def test_significance_counts_again_with_the_search_in_the_error():
+    """t = mean / sqrt(e^2 + search^2) with as many degrees of freedom as searches less one."""
+    one = Estimate(1.0, 0.1, 25, 1e-8)
+    wide, narrow = (one._replace(search=spread, searches=5) for spread in (0.5, 0.3))
+    assert narrow.searched.p_value == pytest.approx(2 * stats.t.sf(1 / np.hypot(0.1, 0.3), 4))
+    rows = {(d, "mcbn", "crps_normalized"): e for d, e in zip(NAMES, [wide, narrow, *[one] * 6], strict=True)}
+    counts = [row[1] for row in report.fidelity_tables(rows)[0].rows[-2:]]
+    assert counts == ["8 of 8", "7 of 8"]
+
+
+def test_scores_that_agree_by_our_rule_alone_are_named():
+    near, far = ("concrete", "mnf", "pll"), ("energy", "mnf", "rmse")
+    rows = {key: shifted(*key, errors, own=0.05) for key, errors in ((near, 0), (far, 30))}
+    note = report.fidelity_tables(
+        rows, dict.fromkeys((near, far), "not explained; MNF stopped as published: 1.00 ± 0.10")
+    )
+    assert "PLL of Concrete Compressive Strength (1.00 ± 0.10, paper -3.35 ± 0.04). That is not" in note[1].note
+    assert "Energy" not in note[1].note
+    agrees = {near: "MNF stopped as published agrees: -3.30 ± 0.10"}
+    assert "by our rule" not in report.fidelity_tables(rows, agrees)[1].note
+
+
+NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "all eight"]
+
+
+def means(found):
+    """Ours and the paper's, (8 sets, 2, columns); NaN for a dash."""
+    rows = [[lines(found, d)[who] for who in ("ours", "paper")] for d in NAMES]
+    return np.array([[[float(c.split()[0].replace(MISSING, "nan")) for c in row] for row in pair] for pair in rows])
+
+
+@pytest.fixture(scope="module")
+def varied():
+    path = Path(__file__).parents[2] / "results/sensitivity/records.jsonl"
+    if not path.exists():
+        pytest.skip("no results beside these tests")
+    return report.sensitivity_tables(
+        report.runs(journal.read(path), kind="sensitivity", apart=("method", "batch_size", "n_samples"))
+    )
+
+
+@pytest.mark.parametrize("name", ["CRPS", "PLL"])
+def test_what_is_said_of_small_batches_is_what_the_table_holds(name, varied):
+    found = table(varied, f"table:batch_size_{name}")
+    numbers = means(found)
+    differ = [
+        M for M, ours, paper in zip(found.header[2:], *numbers[NAMES.index("yacht")], strict=True) if ours * paper < 0
+    ]
+    assert f"the sign differs at M = {' and '.join(differ)}." in found.note
+    lower = numbers[..., 0] < numbers[..., 4]  # M = 8 against 128
+    here, there = (NUMBERS[n] for n in lower.sum(0))
+    if "same" in found.note:
+        assert f"on the same {here} sets here and there" in found.note
+        assert np.array_equal(*lower.T)
+    else:
+        assert f"on {here} sets here and on {there} there" in found.note
+    ours, theirs = ({NAMES[i] for i in np.flatnonzero(np.nanargmax(numbers[:, who], 1) == 0)} for who in (0, 1))
+    assert ours == {"protein", "wine"}
+    assert theirs - ours == ({"boston", "yacht"} if "Boston and Yacht are best" in found.note else set())
+    assert all(numbers[NAMES.index(d), 0, 0] < 0 for d in theirs - ours)
+
+
+@pytest.mark.parametrize("name", ["CRPS", "PLL"])
+def test_what_is_said_of_more_passes_is_what_the_table_holds(name, varied):
+    found = table(varied, f"table:forward_pass_{name}")
+    numbers = means(found)
+    here, there = (NUMBERS[n] for n in (numbers[..., 0] > numbers[..., 2]).sum(0))
+    here = here if here == "all eight" else f"{here} of eight"
+    assert f"rises on {here} sets here and on {there} there" in found.note
 
 
 def test_a_higher_normalised_score_is_better():

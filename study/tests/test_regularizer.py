@@ -3,7 +3,6 @@
 import csv
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -135,7 +134,9 @@ def test_a_run_appends_records_and_writes_tables_from_them(tmp_path: Path) -> No
         assert float(row["CRPS - se"]) == pytest.approx(abs(difference[0] - difference[1]) / 2, abs=1e-5)
     text = (tmp_path / "table.md").read_text()
     assert text.count(" boston |") == 4
-    first: Any = (tmp_path / "records.jsonl").read_text()
-    regularizer.run(tmp_path, datasets=["boston"], experiment=SMALL)
-    assert (tmp_path / "records.jsonl").read_text().startswith(first)
+    first = (tmp_path / "records.jsonl").read_text()
+    regularizer.run(tmp_path, datasets=["boston"], experiment=SMALL)  # all of it is on record
+    assert (tmp_path / "records.jsonl").read_text() == first
     assert json.loads(first.splitlines()[0])["dataset"] == "boston"
+    regularizer.run(tmp_path, datasets=["boston"], experiment=SMALL._replace(seeds=(0, 1, 2)))
+    assert {r["seed"] for r in read(tmp_path / "records.jsonl") if r["stage"] == "test"} == {0, 1, 2}

@@ -12,7 +12,7 @@ from mcbn_study import paper
 from mcbn_study.cifar10.run import KIND, TRAINING
 from mcbn_study.estimates import Score, mean_cell
 from mcbn_study.journal import RECORDS, Record, latest, read
-from mcbn_study.tables import read_words, render, save_figure
+from mcbn_study.tables import MISSING, read_words, render, save_figure
 
 KEYS = ("network", "method", "seed", "part", "n_samples", "batch_size")
 _WORDS = read_words(__package__)
@@ -77,25 +77,27 @@ def collect(recorded: Iterable[Record]) -> list[Measurements]:
 
 
 def gains_by_network(results: Path, studies: Sequence[Measurements] = ()) -> list[tuple[str, ...]]:
-    """Lay out PLL of plain network and MCBN, the gain, MCBN with M and tau chosen, ECE of the plain network (%)."""
+    """Lay out networks, PLL of the plain one and MCBN, the gain, both with tau chosen, ECE of the plain one (%)."""
     pll, ece = {"paper plain": [_printed(None) or 0.0], "paper": [_printed(128) or 0.0]}, dict[str, list[float]]()
     for study in studies:
         pll |= {f"{study.network} {M}": list(study.values("pll", "mcbn", T=128, M=M).values()) for M in (32, 128)}
         for scores, name in ((pll, "pll"), (ece, "ece")):
             scores[f"{study.network} plain"] = list(study.values(name, "plain").values())
     for r in read(results / "alternatives" / RECORDS):
-        if r["kind"] == "score" and r["data"] == "test" and r["tempered"] == r["method"].endswith("_joint"):
-            pll.setdefault(r["method"], []).append(-r["nll"])
-            ece.setdefault(r["method"], []).append(r["ece"])
+        if r["kind"] == "score" and r["data"] == "test":
+            method = r["method"] + " tempered" * r["tempered"]
+            pll.setdefault(method, []).append(-r["nll"])
+            ece.setdefault(method, []).append(r["ece"])
     for r in (r for r in read(results / "foreign" / RECORDS) if r["n"] == N_TEST):
         pll[f"{r['network']} {r['method']}"], ece[f"{r['network']} {r['method']}"] = [r["pll"]], [r["ece"]]
     rows = []
     for title, *methods in _WORDS["gains"]["networks"]:
-        plain, ours, tuned = (pll.get(method, []) for method in methods)
+        plain, ours, *tuned = (pll.get(method, []) for method in methods)
         if plain and ours:
             gain = [b - a for a, b in zip(plain, ours, strict=True)]
-            cells = (mean_cell(values, decimals=4) for values in (plain, ours, gain, tuned))
-            rows.append((title, *cells, mean_cell(ece.get(methods[0], []), scale=100, decimals=2)))
+            cells = (mean_cell(values, decimals=4) for values in (plain, ours, gain, *tuned))
+            errors = ece.get(methods[0], [])  # the paper's has none
+            rows.append((title, str(len(errors) or MISSING), *cells, mean_cell(errors, scale=100, decimals=2)))
     return rows
 
 

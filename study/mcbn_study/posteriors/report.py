@@ -41,7 +41,7 @@ def write(out: str | Path = "results/posteriors") -> list[Path]:
 def collect(recorded: Iterable[Record]) -> Runs:
     """Group the records by data set and family; the last of a repeated run counts."""
     by_family: Runs = {}
-    for run in runs([r | {"method": r["family"]} for r in recorded], kind="posterior"):
+    for run in runs(recorded, kind="posterior", apart=("family",)):
         by_family.setdefault((run["dataset"], run["family"]), []).append(run)
     return {key: sorted(group, key=lambda r: (r["split"], r["seed"])) for key, group in by_family.items()}
 

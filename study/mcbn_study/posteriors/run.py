@@ -2,17 +2,7 @@
 
 Teye et al. 2018, appendix 1.3, give a factorised Gaussian for the batch statistics and draw training batches instead.
 Here every network that the regression study tested predicts with each family, T draws each, at its own tau, so that
-nothing but the posterior differs. linear, gaussian and tuned are also methods of the regression study.
-
-    sample           the statistics of T training batches, MCBN itself
-    sample_again     those of T other batches: how much is Monte Carlo noise
-    gaussian         a Gaussian with their full covariance
-    layerwise        the same across the units of each layer only
-    diagonal         a factorised Gaussian
-    linear           the covariance of `sample` through the network's gradient, mean from 8 draws; PLL of a Gaussian
-    linear_gaussian  the same with the covariance of `gaussian`
-    plain_mean       the network's own mean with the spread of `sample`; PLL as for linear
-    tuned            `sample` rescaled to the M', with the tau, of least validation CRPS on the folds; no test data
+nothing but the posterior differs. report.toml says what each family is.
 
 Scores are normalised between the constant twin (CUBN) and the optimum of `sample`: own bounds would reward bad means.
 """

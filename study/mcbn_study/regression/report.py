@@ -19,12 +19,12 @@ from mcbn_study.tables import MISSING, Table, Words, read_words, render, table, 
 _COMMAND = "mcbn reproduce regression"
 _TARGET_WITHIN, _TARGET_SIGNIFICANT = 7, 6  # of the eight data sets
 _REPEATED = ("rmse", "crps")
+_SETTINGS = ("method", "batch_size", "n_samples")  # what tells runs of the sensitivity study apart
 _LATEX = "% Made from the records by `mcbn reproduce tables`. Needs \\usepackage{booktabs,graphicx}.\n"
 _WORDS = read_words(__package__)
 METRICS: dict[str, str] = _WORDS["metrics"]
 _TWINS = {"mcbn": "cubn", "mcdo": "cudo"}  # the same mean with one constant variance: scored in the same line
 _CONSTANT = {"rmse": "rmse", "crps": "crps_constant", "pll": "pll_constant"}  # the twin's metrics there
-_IDENTITY = ("dataset", "method", "split", "seed")
 Key: TypeAlias = tuple[str, str, str]  # data set, method, metric
 Summary: TypeAlias = Mapping[Key, Estimate]
 Pairs: TypeAlias = Mapping[str, tuple[Estimate | None, Estimate | None]]  # ours and the paper's by data set
@@ -66,7 +66,7 @@ def read(results: str | Path) -> RegressionReport:
     """Lay out every table of records.jsonl in regression, sensitivity, search, boston and mnf_published of a folder."""
     results = Path(results)
     recorded = [r for study in ("regression", "sensitivity") for r in journal.read(results / study / RECORDS)]
-    tests, varied = runs(recorded), runs(recorded, kind="sensitivity", also=("batch_size", "n_samples"))
+    tests, varied = runs(recorded), runs(recorded, kind="sensitivity", apart=_SETTINGS)
     files = {int(path.parent.name): path for path in (results / "search").glob("[0-9]*/records.jsonl")}
     searches = {1: summarise(tests)} | {seed: summarise(runs(journal.read(files[seed]))) for seed in sorted(files)}
     summary = over_searches(list(searches.values()))
@@ -142,6 +142,7 @@ def _sensitivity_table(values: Mapping[tuple[str, str, int, int], Sequence[float
     pairs = [(a, b) for *_, column in columns for a, b in column.values() if a and b]
     agree = sum(abs(a.mean - b.mean) - b.half_unit <= 8**0.5 * (a.standard_error or 0) for a, b in pairs)
     fields = {"varied": varied, "fixed": fixed, "name": name, "label": label, "metric": METRICS[metric]}
+    fields["small"] = words["small"].get(label, "")
     return _comparison(words, columns, varied.capitalize(), agree=str(agree), cells=str(len(pairs)), **fields)
 
 
@@ -244,9 +245,9 @@ def fidelity_tables(summary: Summary, tried: Mapping[Key, str] | None = None) ->
         rows.append((claim, *_verdict(strict, len(compared), _TARGET_WITHIN), f"{lenient} of {len(compared)}"))
     normalised = [summary.get((name, "mcbn", "crps_normalized")) for name in NAMES]
     tested = [e for e in normalised if e and e.n > 1]
-    n = sum(e.mean > 0 and e.p_value is not None and e.p_value < 0.05 for e in tested)
-    shown = _verdict(n, len(tested), _TARGET_SIGNIFICANT)
-    rows.append(("MCBN: normalised CRPS significantly above 0", *shown, MISSING))
+    for claim, tests in zip(_WORDS["fidelity"]["significant"], (tested, [e.searched for e in tested]), strict=True):
+        n = sum(e.mean > 0 and e.p_value is not None and e.p_value < 0.05 for e in tests)
+        rows.append((claim, *_verdict(n, len(tested), _TARGET_SIGNIFICANT), MISSING))
     return [table(_WORDS["fidelity"], rows), _differences(summary, tried or {})]
 
 
@@ -266,19 +267,25 @@ def _differences(summary: Summary, tried: Mapping[Key, str]) -> Table:
         names = METRICS[metric], METHODS[method], describe(dataset).title
         finding = tried.get(gap.key, "not explained") if gap.beyond(rounding=True) else "rounding"
         rows.append((*names, *shown, better, finding))
-    runs_alone = sum(gap.beyond(searched=False) for gap in compared)
+    runs_alone, listed = sum(gap.beyond(searched=False) for gap in compared), {gap.key for gap in apart}
+    lost = [
+        f"{METRICS[key[2]]} of {describe(key[0]).title} ({said.rpartition(': ')[2]}, paper {cell(paper.find(*key))})"
+        for key, said in tried.items()
+        if key[1] == "mnf" and "agrees" not in said and key not in listed
+    ]
     counts: dict[str, Any] = {"compared": len(compared), "outside": len(apart), "runs_alone": runs_alone}
+    counts["lost"] = _WORDS["differences"]["lost"].format(", ".join(lost)) if lost else ""
     return table(_WORDS["differences"], rows or [("none", *[""] * 7)], chance=0.05 * len(compared), **counts)
 
 
-def runs(records: Iterable[Record], *, kind: str = "test", also: Sequence[str] = ()) -> list[Record]:
-    """Return the records of a kind, one per run; `also` names what tells runs apart besides set, method, split, seed.
+def runs(records: Iterable[Record], *, kind: str = "test", apart: Sequence[str] = ("method",)) -> list[Record]:
+    """Return the records of a kind, one per run; `apart` names what tells runs apart besides set, split and seed.
 
     Of a run recorded again with the same configuration the last counts; with another configuration it is an error.
     """
     newest: dict[str, Record] = {}
     for record in (r for r in records if r.get("kind") == kind):
-        run = ", ".join(f"{name} {_field(record, name)}" for name in (*_IDENTITY, *also))
+        run = ", ".join(f"{name} {record[name]}" for name in ("dataset", *apart, "split", "seed"))
         if newest.setdefault(run, record).get("config_hash") != record.get("config_hash"):
             cure = "move the records of one of them to another folder"
             raise MCBNError(f"recorded more than once, with different configurations: {run}; {cure}")
@@ -338,19 +345,9 @@ def check_names(record: Record) -> None:
 
 def score(record: Record, name: str) -> float | None:
     """Return a number of a record, None where it does not apply."""
-    value = _field(record, name)
+    value = record[name]
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise MCBNError(f"{name} should be a number or null, not {value!r}, in {_shorten(record)}")
+        raise MCBNError(f"{name} should be a number or null, not {value!r}, in a record of {record['dataset']}")
     return float(value)
-
-
-def _field(record: Record, name: str) -> Any:
-    if name not in record:
-        raise MCBNError(f"a record has no {name!r}: {_shorten(record)}; remove it and run that part again")
-    return record[name]
-
-
-def _shorten(record: Record) -> str:
-    return str({name: record[name] for name in ("kind", *_IDENTITY) if name in record})

@@ -30,8 +30,9 @@ Scores = Mapping[str, float | None]
 def write(out: str | Path) -> list[Path]:
     """Write summary.csv, table.md and the figures into the folder of records; return what was written."""
     out = Path(out)
-    by_seed = [{"seed": r["config"].get("seed", 0)} | r for r in read(out / RECORDS)]
-    records = sorted(latest(by_seed, ("dataset", "method", "seed")), key=lambda r: r["seed"])
+    for record in (recorded := read(out / RECORDS)):
+        record.setdefault("seed", record["config"].get("seed", 0))
+    records = sorted(latest(recorded, ("dataset", "method", "seed")), key=lambda r: r["seed"])
     scored = [record for record in records if record["kind"] == "scores"]
     if not scored:
         raise MCBNError(f"{out} holds no scores yet; run `mcbn reproduce segmentation --out {out}`")
