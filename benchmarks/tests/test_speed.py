@@ -272,7 +272,7 @@ def test_environment_names_machine_and_commit() -> None:
 
 
 def test_precisions_are_timed_against_plain_passes_and_an_experts_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cases, "capture", lambda function, **_: function)  # no CUDA graph here
+    monkeypatch.setattr(measures, "capture", lambda function, **_: function)  # no CUDA graph here
     case = replace(cases.RESNET32, name="resnet32 bf16", rows=64, n=2, n_samples=4, recorded=2, dtype=torch.bfloat16)
     records = {record.method: record for record in measures.precision(case, measures.Options(quick=True))}
     assert {"plain x T", "folded x T", "mcbn", "mcbn fp32"} <= set(records)
