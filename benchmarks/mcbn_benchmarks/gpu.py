@@ -1,42 +1,61 @@
-"""What constants and kernels of the engine rest on: chunks of draws by their bound, and narrow convolutions."""
+"""What constants and kernels of the engine rest on: work at several values of each, and narrow convolutions."""
 
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mcbn.engine import constants, kernels
+from mcbn.engine import constants as engine, kernels
 from mcbn_benchmarks.commands import Device, Only
-from mcbn_benchmarks.speed.cases import MLP, RESNET32, RESNET50, UNET, fitted, peak_bytes, prepare, time_interleaved
+from mcbn_benchmarks.speed.cases import MLP, RESNET32, RESNET50, UNET, Case, Method, fitted, prepare, time_interleaved
+from mcbn_study.journal import Record
+from mcbn_study.machine import gpu_growth
 
-EXPONENTS = (20, 22, 23, 24, 25, 27)  # of bounds to try; the engine's should be the least that costs no time
-TRIED = {MLP: (100, 2000, 20_000), RESNET32: (1, 32, 256), UNET: (1, 8), RESNET50: (1, 32)}  # N of each
-CASES = [replace(case, n=n, recorded=4) for case, sizes in TRIED.items() for n in sizes]
+TRIED = tomllib.loads(Path(__file__).with_name("constants.toml").read_text("utf-8"))
+CASES = {case.name: case for case in (MLP, RESNET32, UNET, RESNET50)}
 SIZES = (  # C, D, height, stride, images of each draw: of ResNet-32, and of a UNet
     *((16, 16, 32, 1, 128), (32, 32, 16, 1, 128), (64, 64, 8, 1, 128), (16, 32, 32, 2, 128), (32, 64, 16, 2, 128)),
     *((16, 16, 256, 1, 1), (48, 16, 256, 1, 1), (96, 32, 128, 1, 1), (192, 64, 64, 1, 1)),
 )
-DRAWS, CALLS = 32, 50
-CHECKED = 8  # images at most of the first draw, compared with double precision
+DRAWS, CALLS, CHECKED = 32, 50, 8  # CHECKED: images of the first draw, at most, compared with double precision
 
 
-def chunks(device: Device = "cuda", only: Only = "") -> Iterator[str]:
+def constants(device: Device = "auto", only: Only = "") -> Iterator[Record]:
+    """Time work at several values of each constant of the engine, in turns: what its value rests on."""
+    for name, (values, works) in TRIED[device].items():
+        for work, network, n, T in works if only in name else ():
+            case = replace(CASES[network], n=n, n_samples=T, recorded=4 if work == "predict" else None)
+            yield from _at_values(name, values, work, case, device)
+
+
+def _at_values(name: str, values: list[float], work: str, case: Case, device: str) -> Iterator[Record]:
+    ready, methods, peaks = prepare(case, device), dict[str, Method](), dict[float, int]()
+    for value in values:
+        twin = fitted(case, ready)  # plans are made anew for each value
+        run = partial(twin.predict, ready.query) if work == "predict" else partial(fitted, case, ready)
+        methods[f"{work} {value}"] = with_value(name, value, run)
+        if device == "cuda":
+            peaks[value] = gpu_growth(partial(methods[f"{work} {value}"], 0))
+    taken = time_interleaved(methods, case.n_samples, device)
+    for value in values:
+        about = {"constant": name, "value": value, "work": work, "case": case.title, "n_samples": case.n_samples}
+        yield about | {"milliseconds": taken[f"{work} {value}"].milliseconds, "peak_bytes": peaks.get(value)}
+
+
+def with_value(name: str, value: float, run: Callable[[], object]) -> Method:
+    """Give a run under another value of a constant of the engine."""
+    return mock.patch.object(engine, name, value)(lambda _: run())
+
+
+def chunks(device: Device = "cuda", only: Only = "") -> Iterator[Record]:
     """Time `predict`, and its memory, by the bound on a chunk of draws: how many values keep a GPU busy."""
-    names = ("GPU_CHUNK", "GPU_CHUNK_FLAT") if device == "cuda" else ("CPU_CHUNK",)
-    for case in (case for case in CASES if only in case.title):
-        ready = prepare(case, device)
-        drawn = fitted(case, ready)
-        for exponent in EXPONENTS:
-            with mock.patch.multiple(constants, **dict.fromkeys(names, 2**exponent)):
-                bayes = drawn.with_posterior(drawn.posterior)  # plans are made anew for each bound
-                peak = peak_bytes(case, ready, bayes, "mcbn", device)
-                method = {"mcbn": lambda T, bayes=bayes, ready=ready: bayes.predict(ready.query, n_samples=T)}
-                taken = time_interleaved(method, case.n_samples, device)["mcbn"].milliseconds
-            yield f"{case.title} T={case.n_samples} 2^{exponent}: {taken:.3f} ms, {peak / 2**20:.1f} MiB"
+    return (row for row in constants(device, "_CHUNK") if only in row["case"])
 
 
 @torch.no_grad()

@@ -133,7 +133,9 @@ def test_few_recorded_batches_stand_for_all_draws() -> None:
     assert records[0].note == "statistics of 3 batches, repeated"
 
 
-@pytest.mark.parametrize("command", ["speed", "zoo", "chunks", "narrow", "trainer", "ray", "costs", "sweep"])
+@pytest.mark.parametrize(
+    "command", ["speed", "zoo", "chunks", "constants", "narrow", "trainer", "ray", "costs", "sweep"]
+)
 def test_every_command_has_its_help(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"], prog_name="python -m mcbn_benchmarks")
     assert result.exit_code == 0

@@ -31,10 +31,12 @@ Layers = int | Sequence[str] | Callable[[str, nn.Module], bool] | None
 DEPTH = 3  # of containers in containers that are looked into
 MANY = 1000  # entries of a setting: of longer ones which objects they are, not what each holds
 CONTROL = {"cond", "while_loop", "scan"}  # of torch.compile's kind: no mode may watch its operators
+ENTRIES = ("forward", "__call__")  # of a module's methods, those that a pass begins with
 # Names of functions that get past all that watches
 UNSEEN = {"globals", "exec", "eval", "__import__", "to_dlpack", "_to_dlpack", "get_num_threads", "initial_seed"}
 UNSEEN |= {"is_anomaly_enabled", "get_printoptions", "PRINT_OPTS"}
 UNSEEN |= {"open", "read_text", "read_bytes", "loadtxt", "load", "fromfile", "exists", "is_file", "set_default_dtype"}
+KNOWN = ("torch", "builtins", "collections", "functools", "typing")  # whose code is known
 NAMED = (FunctionType, BuiltinFunctionType, ModuleType, type)
 CLOCKS = {"time", "datetime", "secrets", "uuid", "decimal", "sys", "gc", "importlib", "posix", "posixpath"}
 THREADS = {"threading", "_thread", "concurrent", "multiprocessing", "asyncio", "queue", "ctypes", "subprocess"}
@@ -67,10 +69,7 @@ def _codes(module: nn.Module, *, called: bool = False) -> dict[CodeType, dict[st
     called: of methods those alone that `forward`, a hook or another one that they call names, and none of torch's own.
     """
     methods = _methods(module) if called else []
-    waiting = [
-        (f.__code__, f.__globals__)
-        for f in _functions(module, [f for n, f in methods if n not in ("forward", "__call__")])
-    ]
+    waiting = [(f.__code__, f.__globals__) for f in _functions(module, [f for n, f in methods if n not in ENTRIES])]
     codes: dict[CodeType, dict[str, Any]] = {}
     while waiting:
         code, names = waiting.pop()
@@ -134,8 +133,7 @@ def _closed(functions: list[FunctionType]) -> list[FunctionType]:
 def _classes(*owners: Any) -> set[type]:
     """Find the classes of objects, and classes that are among them, the libraries' apart."""
     kinds = {kind for owner in owners for kind in (type(owner), owner) if isinstance(kind, type)}
-    known = ("torch", "builtins", "collections", "functools", "typing")
-    return {cls for kind in kinds for cls in kind.__mro__ if cls.__module__.split(".")[0] not in known}
+    return {cls for kind in kinds for cls in kind.__mro__ if cls.__module__.split(".")[0] not in KNOWN}
 
 
 class Settings:

@@ -36,6 +36,7 @@ BLOCK_VALUES = 2**20  # inputs and statistics of the examples that go through to
 DRAWS_AT_ONCE = 2**24  # values of linearised outputs made in one piece
 REPRESENTATIVES = 8  # K
 CANDIDATES = 512  # draws they are chosen from
+EXPANSIONS_KEPT = 4  # of numbers of draws
 
 
 class Linearised(NamedTuple):
@@ -147,7 +148,7 @@ class Linearizer:
             raise MCBNError(f"method='linear' needs a covariance, so at least 2 draws; got {T}: fit more of them")
         with self._lock:
             if T not in self._expansions:
-                keep(self._expansions, T, Expansion(self.network, self.posterior, inputs, T), 4)
+                keep(self._expansions, T, Expansion(self.network, self.posterior, inputs, T), EXPANSIONS_KEPT)
             return self._expansions[T]
 
 

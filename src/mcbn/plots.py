@@ -47,7 +47,7 @@ def uncertainty_error(
     order = np.argsort(std, kind="stable")
     std, error = std[order], np.abs(mean - y)[order]  # (N,) each
     N = len(error)
-    rank, window = np.arange(1.0, N + 1), min(N, max(10, N // 10))  # a tenth, but not below ten
+    rank, window = np.arange(1.0, N + 1), mean_window(N)
     ax = ax or new_figure().add_subplot()
     _draw_bands(ax, rank, np.zeros(N), std, color, constant_std, sides=(1,))
     size, alpha = 3 + 30 / np.sqrt(N), min(0.8, (2000 / N) ** 0.5 * 0.8)  # bands show through many points
@@ -147,6 +147,11 @@ def _draw_bands(
     for i, bound in enumerate(side * z * constant_std for side in sides for z in (Z50, Z95)):
         label = "_constant" if i else "constant std: 50 %, 95 %"
         ax.plot(x, centre + bound, color="black", linestyle=(0, (5, 3)), linewidth=1.0, label=label, zorder=3)
+
+
+def mean_window(N: int) -> int:
+    """Return how many of N points a running mean takes: a tenth, but not below ten."""
+    return min(N, max(10, N // 10))
 
 
 def running_mean(value: Vector, window: int) -> Vector:

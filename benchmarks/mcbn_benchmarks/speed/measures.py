@@ -151,7 +151,7 @@ def _timed(
 ) -> Iterator[Record]:
     timings = time_interleaved(methods, case.n_samples, options.device, 1 if options.quick else most_repeats)
     for name, (milliseconds, draws_timed, seconds) in timings.items():
-        sizes, note = (case.name, case.n, case.n_samples), _repeated(case) if name in cases.WHOLE else ""
+        sizes, note = (case.name, case.n, case.n_samples), _repeated(case) if name.split()[0] in cases.WHOLE else ""
         yield Record(*sizes, name, milliseconds, draws_timed, note=note, seconds=seconds)
 
 

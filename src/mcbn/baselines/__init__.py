@@ -1,7 +1,4 @@
-"""What MCBN is compared with, in the same verbs: MC dropout, constant uncertainty, ensemble, temperature.
-
-A further one is a subclass of `Predictor` in a file here, a line below, and a row in tests/test_baselines_laws.py.
-"""
+"""What MCBN is compared with, in the same verbs: MC dropout, constant uncertainty, ensemble, temperature."""
 
 from mcbn.baselines.dropout import MCDropout
 from mcbn.baselines.ensemble import DeepEnsemble, Temperature

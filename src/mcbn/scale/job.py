@@ -1,7 +1,4 @@
-"""A job of prediction: input files, cut into parts that one worker predicts, read in batches; and its settings.
-
-Parts and batches depend on the files alone. The network travels with its posterior.
-"""
+"""A job of prediction: input files, cut into parts that one worker predicts, read in batches; and its settings."""
 
 import copy
 import hashlib
