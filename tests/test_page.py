@@ -50,6 +50,8 @@ def test_regression_page_holds_every_part_and_true_numbers(fitted, tmp_path: Pat
     band = chart["series"][0]
     assert band["y"] == pytest.approx((1.95996 * pred.std[order]).tolist(), rel=1e-3)
     assert templates.number(metrics.rmse(pred.mean, y[300:]).item()) in text
+    aurc = metrics.aurc(pred.std.flatten(), error.flatten()).item()
+    assert f"Area under the curve (AURC): {templates.number(aurc)}, in the best possible order " in text
     for heading in ("Least certain", "Most certain", "Checks of the draws", "Where the uncertainty comes from"):
         assert heading in text
     assert all(block["alt"] for block in page.blocks.values())

@@ -11,7 +11,7 @@ from torch import nn
 
 import mcbn
 from mcbn import metrics
-from mcbn.page import evidence, examples, scores, write_page
+from mcbn.page import evidence, examples, scores, templates, write_page
 from pages import EVIL, Reader, assert_offline
 
 
@@ -69,6 +69,8 @@ def test_classification_page_scores_agree_with_the_metrics(classifier, tmp_path:
         auroc = metrics.auroc(uncertainty, pred.label != y).item()
         assert rows[f"AUROC of {name}"].ours == pytest.approx(auroc, abs=1e-3)
     assert math.isnan(rows["AUROC of mutual information at it"].twin)
+    aurc = metrics.aurc(pred.entropy, (pred.label != y).double()).item()
+    assert f"(AURC): {templates.number(aurc)}, in the best possible order " in " ".join(page.words)
     assert f"{1 - metrics.accuracy(pred.probs, y).item():.1%} of all 100 points are wrong" in " ".join(page.words)
 
 
