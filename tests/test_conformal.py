@@ -17,6 +17,7 @@ import mcbn
 from mcbn import conformal
 from mcbn.baselines import ConstantUncertainty, DeepEnsemble, MCDropout, Temperature
 from mcbn.conformal import set_scores
+from mcbn.prediction import join
 
 N = 400
 
@@ -352,6 +353,18 @@ def test_another_way_to_predict_is_not_covered_by_the_promise() -> None:
         pred.interval(0.9, calibrated=False)
     linear = regressor().calibrate(noisy(60, 2), method="linear")
     linear.predict(x, method="linear").interval(0.9)
+
+
+def test_a_promise_that_lacks_for_one_batch_lacks_for_all_of_a_loader() -> None:
+    bayes = regressor().calibrate(noisy(100, 1))
+    x = noisy(4, 2)[0]
+    wide, sure = (bayes.predict(x, tolerance=t, chunk_size=2) for t in (1e-9, 1e9))  # all draws, and few
+    assert wide.n_samples == bayes.posterior.n_samples > sure.n_samples
+    for parts in ([wide, sure], [sure, wide]):
+        both = join(parts)
+        assert both.n_samples == wide.n_samples
+        with pytest.raises(mcbn.MCBNError, match="calibrated with"):
+            both.interval(0.9)
 
 
 def test_baselines_calibrate_as_well() -> None:

@@ -76,7 +76,8 @@ def narrow(device: Device = "cuda") -> Iterator[str]:
             "kernel": partial(kernels.narrow, x, None, 0, laid_out, None, scale, shift, shortcut, 0.0, stride, 1),
             "without shortcut": partial(kernels.narrow, x, None, 0, laid_out, None, scale, shift, None, 0.0, stride, 1),
         }
-        taken = time_interleaved({name: partial(_repeat, run) for name, run in runs.items()}, CALLS, device)
+        repeated = {name: lambda times, run=run: [run() for _ in range(times)] for name, run in runs.items()}
+        taken = time_interleaved(repeated, CALLS, device)
         n = min(images, CHECKED)
         exact = F.conv2d(x[:n].double(), weight.double(), None, stride, 1)
         plain, exact = (_finish(y, scale[0], shift[0], shortcut[:n]) for y in (runs["convolution"]()[:n], exact))
@@ -84,11 +85,6 @@ def narrow(device: Device = "cuda") -> Iterator[str]:
         errors = [float((values - exact).abs().max() / exact.abs().max()) for values in (plain, runs["kernel"]()[:n])]
         title = f"{C} -> {D} channels, {size} x {size}, stride {stride}"
         yield f"{title}: {times}; from float64 {errors[0]:.1e}, {errors[1]:.1e}"
-
-
-def _repeat(run: Callable[[], Tensor], times: int) -> None:
-    for _ in range(times):
-        run()
 
 
 def _finish(y: Tensor, scale: Tensor, shift: Tensor, shortcut: Tensor) -> Tensor:

@@ -84,7 +84,9 @@ def join(predictions: Sequence[Any]) -> Any:
             return join(values)
         if isinstance(values[0], Tensor) and name != "tau":
             return torch.cat(values, dim=1 if name == "samples" else 0)
-        return values[0]
+        if name == "calibration":  # what promises nothing of a batch promises nothing of all
+            return next((kept for kept in values if kept and kept.mismatch), values[0])
+        return max(values) if name == "n_samples" else values[0]
 
     kind = type(predictions[0])
     return kind(**{field.name: joined(field.name) for field in fields(kind)})
