@@ -5,9 +5,11 @@
 
 The alarm, the strange cells, the repair without labels, sets with guaranteed coverage, the cells to hand to a person.
 Beside it a shift that a repair can undo: the cells of home, photographed with another exposure.
-Writes table.md, stream.png and watch.html; the page shows photographs, so it stays with you.
+Adds to records.jsonl, writes stream.png and watch.html; the page shows photographs, so it stays with you.
 """
 
+import json
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,17 +80,17 @@ def train(loader: DataLoader[Any], epochs: int) -> nn.Module:
     return net.eval()
 
 
-def score(name: str, bayes: mcbn.MCBN[Any], cells: Cells) -> str:
-    """Lay out a row: predictions, and where they are calibrated the sets and the cells to hand to a person."""
-    pred, row = bayes.predict(cells.x), ["-"] * 3
+def score(name: str, bayes: mcbn.MCBN[Any], cells: Cells) -> dict[str, Any]:
+    """Score predictions, and where they are calibrated the sets and the cells to hand to a person."""
+    pred = bayes.predict(cells.x)
+    wrong = pred.label != cells.y
+    row = {"accuracy": 1 - wrong.double().mean(), "nll": mcbn.metrics.nll(pred.probs, cells.y)}
+    row["auroc"] = mcbn.metrics.auroc(pred.probs[:, 1], cells.y)
     if bayes.calibration is not None:
-        sets, asked = pred.set(LEVEL), pred.reject(RISK)
-        wrong = (pred.label != cells.y)[~asked].double()
-        row = [f"{share:.1%}" for share in (sets.gather(1, cells.y[:, None]).double().mean(), asked.double().mean())]
-        row.append(f"{wrong.mean():.1%}" if len(wrong) else "-")
-    accuracy, nll = (pred.label == cells.y).double().mean(), mcbn.metrics.nll(pred.probs, cells.y).mean()
-    auroc = mcbn.metrics.auroc(pred.probs[:, 1], cells.y)
-    return f"| {name} | {accuracy:.1%} | {nll:.3f} | {auroc:.3f} | {' | '.join(row)} |"
+        held, asked = pred.set(LEVEL).gather(1, cells.y[:, None]), pred.reject(RISK)
+        row |= {"in_set": held.double().mean(), "handed_over": asked.double().mean()}
+        row |= {} if bool(asked.all()) else {"wrong_of_rest": wrong[~asked].double().mean()}
+    return {"cells": name, **{key: round(float(value), 4) for key, value in row.items()}}
 
 
 def draw(path: Path, rows: list[dict[str, Any]], n_home: int) -> None:
@@ -105,7 +107,7 @@ def draw(path: Path, rows: list[dict[str, Any]], n_home: int) -> None:
 
 def main(epochs: int = 30, samples: int = 24, seed: int = 0, out: Path = Path("solar_cells")) -> None:
     """Tell the story, with a network of so many epochs and T samples."""
-    torch.manual_seed(seed)
+    started, _ = time.perf_counter(), torch.manual_seed(seed)
     out.mkdir(parents=True, exist_ok=True)
     mono, poly = load_cells(seed)
     learned, home, taken, tested = mono.split(TRAIN, REFERENCE, DIM)
@@ -123,9 +125,7 @@ def main(epochs: int = 30, samples: int = 24, seed: int = 0, out: Path = Path("s
     draw(out / "stream.png", rows, n_home)
 
     at_home = bayes.with_posterior(bayes.posterior).calibrate((home.x, home.y))
-    table = [
-        f"| cells | accuracy | NLL | AUROC | in their {LEVEL:.0%} set | handed over | errors among the rest |",
-        "|---|---|---|---|---|---|---|",
+    scores = [
         score("mono, calibrated on mono", at_home, tested),
         score("mono, another exposure", at_home, dimmed(tested)),
         score("the same, adapted", bayes.adapt(dimmed(taken).x, reference=watch), dimmed(tested)),
@@ -134,13 +134,14 @@ def main(epochs: int = 30, samples: int = 24, seed: int = 0, out: Path = Path("s
         score("poly, adapted, calibrated on poly", adapted.calibrate((labelled.x, labelled.y)), away),
     ]
     shifted = [sum(row["kind"] == "inputs" for row in part) for part in (rows[:n_home], rows[n_home:])]
-    said = f"""- Alarm: {alarm}; polycrystalline from batch {n_home + 1} on.
-- Batches called shifted: {shifted[0]} of {n_home} mono, {shifted[1]} of {len(rows) - n_home} poly.
-- Cells with p <= 0.05: {strange[0]:.0%} mono, {strange[1]:.0%} poly.
-- Repair: {adapted.adaptation.explain() if adapted.adaptation else ""}.
-"""
-    (out / "table.md").write_text("\n".join([said, *table, ""]))
-    print((out / "table.md").read_text())
+    said = f"""Alarm: {alarm}; polycrystalline from batch {n_home + 1} on.
+Batches called shifted: {shifted[0]} of {n_home} mono, {shifted[1]} of {len(rows) - n_home} poly.
+Cells with p <= 0.05: {strange[0]:.0%} mono, {strange[1]:.0%} poly.
+Repair: {adapted.adaptation.explain() if adapted.adaptation else ""}."""
+    record = {"level": LEVEL, "torch": torch.__version__, "seconds": round(time.perf_counter() - started)}
+    with (out / "records.jsonl").open("a") as file:
+        file.write(json.dumps({"said": said.splitlines(), "scores": scores, **record}) + "\n")
+    print(said, *scores, sep="\n")
 
 
 if __name__ == "__main__":

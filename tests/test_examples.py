@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import mcbn
+from mcbn_benchmarks import pages
 from mcbn_study.data.cifar import Images
 from mcbn_study.foreign import run as foreign
 from mcbn_study.journal import read as read_records
@@ -242,6 +243,13 @@ def test_missing_packages_networks_and_folders_are_named(monkeypatch, tmp_path, 
         foreign.photographs("val", 1)
 
 
+def example_root(folder):
+    """A checkout whose record of solar cells is that of this folder."""
+    (folder / "results").mkdir()
+    (folder / "story").rename(folder / "results" / "solar_cells")
+    return folder
+
+
 def cells_that_stand_in(n_mono, n_poly):
     """Photographs as elpv_dataset gives them, small: a dark stripe is a defect, polycrystalline cells are mottled."""
     generator = np.random.default_rng(0)
@@ -264,15 +272,18 @@ def test_solar_cells_ring_the_alarm_and_are_repaired(monkeypatch, tmp_path, caps
         monkeypatch.setattr(example, name, size)
     example.main(epochs=3, samples=5, out=tmp_path / "story")
     printed = capsys.readouterr().out
-    assert printed.strip() == (tmp_path / "story" / "table.md").read_text().strip()
+    (record,) = read_records(tmp_path / "story" / "records.jsonl")
+    assert [*record["said"], *map(str, record["scores"])] == printed.splitlines()
     alarm, away = map(int, re.search(r"Alarm: at batch (\d+); polycrystalline from batch (\d+)", printed).groups())
     assert away == 6 <= alarm
     assert "Repair: moved by 60 inputs" in printed
-    rows = [line.split(" | ") for line in printed.splitlines() if line.startswith(("| mono", "| poly", "| the same"))]
-    assert [len(row) for row in rows] == [7] * 6
-    assert [row[4] == "-" for row in rows] == [False, False, True, False, True, False]
-    assert (tmp_path / "story" / "stream.png").stat().st_size > 5000
-    assert "The stream has shifted" in (tmp_path / "story" / "watch.html").read_text()
+    assert ["in_set" in row for row in record["scores"]] == [True, True, False, True, False, True]
+    assert all({"cells", "accuracy", "nll", "auroc"} <= row.keys() for row in record["scores"])
+    table = pages.TABLES["solar_cells"](example_root(tmp_path))
+    assert table.splitlines()[:4] == [f"- {line}" for line in record["said"]]
+    assert [line.count("|") for line in table.splitlines()[5:]] == [8] * 8
+    assert (tmp_path / "results" / "solar_cells" / "stream.png").stat().st_size > 5000
+    assert "The stream has shifted" in (tmp_path / "results" / "solar_cells" / "watch.html").read_text()
 
 
 def test_solar_cells_say_which_package_is_missing(monkeypatch):
