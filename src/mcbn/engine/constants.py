@@ -1,7 +1,7 @@
 """Numbers that decide how fast the engine is, never what it computes; each with the measurement behind it.
 
-"H200" and "2 cores" are the machines of benchmarks/README.md; results/ is beside it. A width is the number of values
-of the widest intermediate result of a pass, all its inputs together.
+"H200" and "2 cores" are the machines of benchmarks/README.md, with results/ beside it: constants.jsonl has times at
+other values. A width is the number of values of the widest intermediate result of a pass, all its inputs together.
 """
 
 # Plans: when they are prepared and compared
@@ -13,8 +13,8 @@ GPU_EXACT_WIDTH = 2**23
 CALLS_WITHOUT_KERNELS = 3  # by the network's own code while kernels are compiled (4 s, ResNet-32); the next one waits
 
 # Plans: draws in one pass
-CPU_CHUNK = 600_000  # width of all draws of a pass: what stays in the cache of 2 cores (README, "Memory and T")
-CPU_FOLD = 2**17  # width of one draw from which convolutions fill 2 cores alone: fold, one draw a pass; not measured
+CPU_CHUNK = 600_000  # width of all draws of a pass: a quarter costs 1.2 to 1.5 times as much, 4 times it gains 0 to 7 %
+CPU_FOLD = 2**17  # width of one draw from which convolutions fill 2 cores: fold, one a pass; half costs up to 1.3 times
 GPU_CHUNK = 2**24  # 64 MB in single precision; 2^27 wins at most 2 % for 7 times the memory (results/chunks.txt)
 GPU_CHUNK_FLAT = 2**22  # without convolutions, where four draws fit: larger ones win nothing (results/chunks.txt)
 GPU_FOLD = 2**21  # as CPU_FOLD; not measured
@@ -36,9 +36,9 @@ CPU_BLOCK_CONVOLUTIONAL = 2**19  # and with them: ResNet-32, N = 128, T = 2, 1 t
 PLANS_KEPT = 16  # shapes of inputs, least recent go; not measured
 
 # Recording
-CPU_GROUP_WIDTH = 2**14  # width of one batch up to which a group is faster than one by one; not measured
+CPU_GROUP_WIDTH = 2**14  # of one batch up to which a group pays: without, the MLP takes 2.7 times; at 2^20 ResNet-32 5
 GPU_GROUP_WIDTH = 2**20  # not measured
-CPU_TRACED_WIDTH = 2**22  # width of one batch from which a program saves less than proving it costs; not measured
+CPU_TRACED_WIDTH = 2**22  # of one batch from which no program is proven: 2^18 costs ResNet-32, T = 128, 9 %
 CPU_RELEASED_FROM = 2**20  # values of a batch's inputs: 7 ms of a pass of 1 s, ResNet-18 at 224 px; 1,095 -> 739 MB
 PROGRAMS_KEPT = 4  # shapes of batches that are traced; not measured
 
