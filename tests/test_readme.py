@@ -36,6 +36,10 @@ def test_the_readme_is_short() -> None:
     assert len(re.findall(r"[\w'./%-]*\w[\w'./%-]*", shown)) <= 900
 
 
+def test_the_readme_names_the_commands_of_a_checkout() -> None:
+    assert all(command in README for command in ("make demo", "make test"))
+
+
 def read_prose(page: Path) -> str:
     """Read a page without code, comments, headings and tables, those from records too."""
     outside = re.sub(r"<!-- (\w+)[^>]*-->\n.*?<!-- /\1 -->", "", page.read_text(), flags=re.DOTALL)
