@@ -27,7 +27,7 @@ from mcbn_benchmarks.zoo import table as zoo_table
 from mcbn_study.journal import Journal, Record, latest, read
 from mcbn_study.tables import render
 
-PAGES = ("README.md", "docs/**/*.md", "benchmarks/*.md")
+PAGES = ("README.md", "docs/**/*.md", "benchmarks/*.md", "results/solar_cells/*.md")
 MARKED = re.compile(r"<!-- (\w+)((?: \S+)*) -->\n.*?<!-- /\1 -->", re.DOTALL)
 Measured = Annotated[Path, typer.Option(help="folder of measured times")]
 MEASURED = Path("benchmarks/results")

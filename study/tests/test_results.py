@@ -73,7 +73,7 @@ def test_pages_written_from_the_records_are_those_that_are_there(folder: str, co
 
 
 def test_every_folder_with_pages_is_written_anew() -> None:
-    with_pages = {path.parent.name for path in RESULTS.glob("*/*.md")}
+    with_pages = {path.parent.name for path in RESULTS.glob("*/*.md")} - {"solar_cells"}  # `make pages` writes it
     assert with_pages == set(WRITERS)
 
 
