@@ -173,14 +173,30 @@ def test_intervals_keep_their_promise(score: str) -> None:
     assert 0.8 - error < share < 0.8 + 1 / (n + 1) + error
 
 
-@pytest.mark.parametrize(("score", "randomize"), [("aps", False), ("raps", False), ("aps", True)])
+@pytest.mark.parametrize(("score", "randomize"), [("aps", False), ("raps", False), ("lac", False), ("aps", True)])
 def test_sets_keep_their_promise(score: str, randomize: bool) -> None:
     options = {"score": score, "randomize": randomize}
     bayes = fitted("classification", 4)
     share, error = mean_coverage(bayes, classes, lambda p, y: covers(p.set(0.8), y), 49, **options)
     assert share > 0.8 - error
-    if randomize:
+    if randomize or score == "lac":
         assert share < 0.82 + error
+
+
+def test_lac_keeps_the_classes_probable_enough_and_needs_the_fewest_of_them() -> None:
+    """Sadinle et al. 2019: of all sets with a share inside these are smallest; by class each class holds its share."""
+    bayes, (held, labels), (x, y) = fitted("classification", 4), classes(3000, 2), classes(3000, 3)
+    pred = bayes.calibrate((held, labels), score="lac").predict(x)
+    least = bayes.predict(held).probs.gather(1, labels[:, None])[:, 0].sort().values[math.floor(3001 * 0.2) - 1]
+    torch.testing.assert_close(pred.set(0.8), pred.probs >= least - 1e-6)
+    smallest = pred.set(0.8).double().sum(1).mean()
+    for score in ("aps", "raps"):
+        assert smallest < bayes.calibrate((held, labels), score=score).predict(x).set(0.8).double().sum(1).mean()
+    sets = bayes.calibrate((held, labels), score="lac", groups="class").predict(x).set(0.8)
+    for k in range(4):
+        assert abs(covers(sets, y)[y == k].double().mean() - 0.8) < 4 * (2 * 0.16 / 700) ** 0.5
+    with pytest.raises(mcbn.MCBNError, match='sets of "lac" hold the level without'):
+        bayes.calibrate((held, labels), score="lac", randomize=True)
 
 
 def test_promise_of_each_class_and_of_each_group() -> None:

@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -107,14 +108,13 @@ def peer(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.usefixtures("as_published")
-@pytest.mark.parametrize("score", ["aps", "raps"])
+@pytest.mark.parametrize("score", ["aps", "raps", "lac"])
 @pytest.mark.parametrize("groups", [None, "class"])
 def test_sets_are_those_of_torchcp(peer: Any, score: str, groups: Any) -> None:
     bayes, held, (x, _) = fitted("classification", 4), classes(600, 2), classes(60, 3)
     bayes.calibrate(held, score=score, groups=groups, penalty=(0.05, 1))
-    theirs = (
-        peer.score.APS(randomized=False) if score == "aps" else peer.score.RAPS(randomized=False, penalty=0.05, kreg=1)
-    )
+    known = {"aps": peer.score.APS, "raps": partial(peer.score.RAPS, penalty=0.05, kreg=1)}
+    theirs = known[score](randomized=False) if score in known else peer.score.LAC()
     split = (peer.predictor.SplitPredictor if groups is None else peer.predictor.ClassConditionalPredictor)(theirs)
     logits = [bayes.predict(inputs).probs.log() for inputs in (held[0], x)]
     split.calculate_threshold(logits[0], held[1], 0.1)

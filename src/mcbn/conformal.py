@@ -10,7 +10,8 @@ and `tune` (Vovk et al. 2005; Lei et al. 2018, arXiv 1604.04173). Where the data
 Scores: "std" |y - mean| / std; "absolute" |y - mean|; "quantile" -log min(F(y), 1 - F(y)), F that of the T-component
 mixture (Chernozhukov et al. 2021, arXiv 1909.07889, in logarithms); "aps": probability of the classes down to y, the
 most probable first, less 1 (Romano et al. 2020, arXiv 2006.02544); "raps" adds weight (rank - free)+ (arXiv
-2009.14193). The most probable class scores least in both, so that no set is empty.
+2009.14193). The most probable class scores least in both, so that no set is empty. "lac" is -p_y: the smallest sets on
+average, which may be empty (Sadinle et al. 2019, arXiv 1609.00451).
 """
 
 import json
@@ -29,7 +30,7 @@ from mcbn.errors import MCBNError, require_choice
 from mcbn.outputs import flatten, match_shape, require_labels
 from mcbn.prediction import central_interval, require_level
 
-SCORES = {"regression": ("std", "absolute", "quantile"), "classification": ("aps", "raps")}
+SCORES = {"regression": ("std", "absolute", "quantile"), "classification": ("aps", "raps", "lac")}
 PIXELS = 256  # drawn from every image: they stand for all of it
 ROUNDING = 32  # units in the last place that equal scores may differ by, computed in other batches
 BISECTIONS = 60
@@ -98,6 +99,8 @@ class Calibration:
 
     def score_classes(self, probs: Tensor, seed: int) -> Tensor:
         """Score every class (N, K, ...); random shares are drawn by the seed, one an input and pixel."""
+        if self.score == "lac":
+            return -probs
         share = None
         if self.randomized:
             generator = torch.Generator().manual_seed(seed)
@@ -149,6 +152,8 @@ def calibrate(
     score = require_choice("score", score or known[0], known)
     if by == "class" and predictor.task != "classification":
         raise MCBNError('groups="class" is for classification; give one group number an example')
+    if randomize and score == "lac":
+        raise MCBNError('randomize=True is for score="aps" and "raps"; sets of "lac" hold the level without')
     penalty, level = penalty if score == "raps" else (0.0, 0), None if level is None else require_level(level)
     if score == "quantile" and predictor.noise != "constant":
         raise MCBNError(f'score="quantile" is for noise="constant", not {predictor.noise!r}; take score="std"')

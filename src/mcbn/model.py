@@ -336,7 +336,8 @@ class MCBN(Generic[P]):
             data: DataLoader or Dataset of (x, y) batches, or a tuple (x, y); level / (1 - level) examples at least.
             level: the default of `interval` and `set`; whether the data are enough for it is said at once.
             score: "std" (default: as wide as the prediction is unsure), "quantile" (skewed draws), "absolute" (one
-                width for all); classification: "aps" (default), "raps" with penalty=(cost of a class, how many free).
+                width for all); classification: "aps" (default), "raps" with penalty=(cost of a class, how many free),
+                "lac" (smallest sets, some may be empty).
             joint: True: all outputs and pixels of an input at once. False: each output, or share of pixels, by itself.
             groups: "class": the promise holds for each true class (Mondrian). Or numbers (N,), one an example: it holds
                 in each group, and `interval` and `set` take those of the new inputs.

@@ -17,7 +17,7 @@ from mcbn_study.alternatives.inputs import load_networks as load_classifiers
 from mcbn_study.cifar10.profile import PAPER
 from mcbn_study.cifar10.train import Augmented
 from mcbn_study.estimates import cell, difference, estimate
-from mcbn_study.journal import RECORDS, Journal, Record, read
+from mcbn_study.journal import RECORDS, Journal, Record, latest, read
 from mcbn_study.networks import standardize
 from mcbn_study.regression.train import load_networks
 from mcbn_study.tables import render
@@ -26,7 +26,7 @@ DATASETS = ("yacht", "boston", "concrete", "energy")
 SAMPLED, CONSTANT = "MCBN, sampled", "MCBN mean, constant variance"
 # Methods of `compare`: what results/alternatives calls each, tempered
 STUDIED = {"temperature": "plain", "MCBN, linear": "mcbn_linear", SAMPLED: "mcbn", "MCBN, tuned M": "mcbn_joint"}
-CLASSES = {"n_samples": 16, "batch_size": 32, "n_validation": 500, "n_test": 2_000}
+DRAWS: dict[str, Any] = {"n_samples": 16, "batch_size": 32}
 AT_ONCE = 250  # images
 
 
@@ -36,13 +36,12 @@ def run(out: Path, *, networks: Path, regression: Path, images: Any = None) -> N
     for dataset in DATASETS:
         if not journal.has(dataset=dataset):
             journal.add(compare_values(regression / "networks" / f"{dataset}_folds.safetensors"))
-    journal, split = Journal(out, CLASSES), images or PAPER.load()
-    counts = (split.validation, CLASSES["n_validation"]), (split.test, CLASSES["n_test"])
-    parts = [DataLoader(TensorDataset(standardize(part.x[:n]), part.y[:n]), AT_ONCE) for part, n in counts]
-    how: dict[str, Any] = {name: CLASSES[name] for name in ("n_samples", "batch_size")}
+    split = images or PAPER.load()
+    journal = Journal(out, DRAWS | {"n_validation": len(split.validation.y), "n_test": len(split.test.y)})
+    parts = [DataLoader(TensorDataset(standardize(part.x), part.y), AT_ONCE) for part in split[1:]]
     for seed, network in sorted(load_classifiers(networks).plain.items()):
         if not journal.has(seed=seed):
-            bayes = MCBN(network, "classification").fit(Augmented(split.train.x), seed=seed, **how)
+            bayes = MCBN(network, "classification").fit(Augmented(split.train.x), seed=seed, **DRAWS)
             journal.add([{"kind": "classes", "seed": seed, **_compare(bayes, *parts)}])
     report(out, regression=regression)
 
@@ -66,7 +65,8 @@ def _compare(bayes: MCBN[Any], tuning: Any, test: Any) -> Record:
 
 def report(out: str | Path = "results/comparison", *, regression: str | Path = "results/regression") -> Path:
     """Write table.md from the records, here and of both studies, whose folders lie side by side."""
-    records, regression = read(Path(out) / RECORDS), Path(regression)
+    names, regression = ("kind", "dataset", "split", "fold", "seed"), Path(regression)
+    records = latest([dict.fromkeys(names) | r for r in read(Path(out) / RECORDS)], names)
     scores = [r for r in read(regression.parent / "alternatives" / RECORDS) if r["kind"] == "score"]
     content = {"classes": _classes(records, scores), "values": _values(records, read(regression / RECORDS))}
     advice = {name: [r["advice"] for r in records if r["kind"] == name] for name in content}

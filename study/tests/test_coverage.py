@@ -36,8 +36,20 @@ def test_records_table_and_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def one_run(inside: list[float], split: int) -> dict[str, Any]:
     counted = {"inside": inside, "width": [1.0] * 5}
-    methods = dict.fromkeys(("before", "after", "plain"), counted)
-    return {"dataset": "boston", "split": split, "n_calibration": 100, "n_test": 50, "methods": methods}
+    methods = dict.fromkeys(("before", "after", "plain", "one width"), counted)
+    facts = {"n_calibration": 100, "n_test": 50, "varied": 0.1, "exact": [1.0] * 5}
+    return {"dataset": "boston", "split": split, "methods": methods, **facts}
+
+
+def test_a_known_spread_is_wider_than_one_width_for_half_of_the_targets_and_narrower_for_most() -> None:
+    std = torch.exp(torch.randn(400, generator=torch.Generator().manual_seed(0)))
+    targets = std * torch.randn(5000, 400, generator=torch.Generator().manual_seed(1))  # each Gaussian, known spread
+    for level, within in ((0.5, 0.02), (0.9, 0.02), (0.99, 0.04)):
+        one = targets.abs().flatten().quantile(level)
+        known = (targets.abs() / std).flatten().quantile(level) * std.mean()
+        assert coverage.exact_width(std, level) == pytest.approx(float(known / one), rel=within)
+    assert coverage.exact_width(std, 0.5) > 1.2 > 0.8 > coverage.exact_width(std, 0.99)
+    assert coverage.exact_width(torch.full((5,), 3.0), 0.9) == pytest.approx(1)
 
 
 def test_shares_far_from_the_promise_are_marked() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mcbn import batches
 from mcbn.batch_norm import Record
-from mcbn.conformal import Calibration, set_scores
+from mcbn.conformal import Calibration
 from mcbn.engine.jacobian import Point
 from mcbn.export.tracing import OpenProgram, spread_rows, trace_gradient
 from mcbn.field.distance import Metric, coordinates
@@ -208,7 +208,7 @@ class WholePredictor(nn.Module):
         if self.calibration is None or self.threshold is None:
             return results
         if "probs" in results:
-            return results | {"set": set_scores(results["probs"], self.calibration.penalty) <= self.threshold}
+            return results | {"set": self.calibration.score_classes(results["probs"], 0) <= self.threshold}
         half = self.threshold * (results["variance"].sqrt() if self.calibration.score == "std" else 1.0)
         return results | {"low": results["mean"] - half, "high": results["mean"] + half}
 

@@ -33,6 +33,7 @@ LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
 SETTINGS = {"splits": [1, 2, 3, 4, 5], "seeds": [1, 2, 3, 4, 5], "steps": 10_000, "batch_size": 64, "n_samples": 100}
 SETS: Record = {"aps": {}, "raps": {"penalty": (0.01, 2)}, "aps by class": {"by": "class"}}
 SETS["aps by class, randomised"] = {"by": "class", "randomized": True}
+SETS |= {"lac": {"score": "lac"}, "lac by class": {"score": "lac", "by": "class"}}
 SET_LEVEL = 0.95  # above the networks' accuracy: sets of one class would do for less
 ENSEMBLES = ("ensemble", "mcbn of each")
 HALVES, RESAMPLINGS, RISK, DELTA = 100, 1000, 0.02, 0.1
@@ -64,7 +65,7 @@ def measure(dataset: str, split: int, settings: dict[str, Any]) -> Iterator[Reco
     place = {"dataset": dataset, "split": split, "n_calibration": n, "n_test": len(test)}
     for seed, network in networks.items():
         bayes = MCBN(network, "regression").fit(inputs, seed=seed, **how)
-        yield {"kind": "coverage", **place, "seed": seed, "methods": count_intervals(bayes, tuning, held, new)}
+        yield {"kind": "coverage", **place, "seed": seed, **count_intervals(bayes, tuning, held, new)}
     members: Any = list(networks.values())
     several: list[Any] = [DeepEnsemble(members, "regression"), MCBN(members, "regression").fit(inputs, **how)]
     for name, ensemble in zip(ENSEMBLES, several, strict=True):
@@ -74,17 +75,30 @@ def measure(dataset: str, split: int, settings: dict[str, Any]) -> Iterator[Reco
         yield {"kind": "ensemble", **place, "method": name, "crps": crps, "seconds": seconds}
 
 
-def count_intervals(bayes: Any, tuning: Any, held: Any, new: Any) -> dict[str, dict[str, list[float]]]:
-    """Return share inside and mean width at every level: before calibration, after, and around the plain network."""
+def count_intervals(bayes: Any, tuning: Any, held: Any, new: Any) -> Record:
+    """Return share inside and mean width at every level: before calibration, after, and by one width for all inputs.
+
+    "plain": that around the plain network; "one width": around the mean of the draws. "exact": what the predicted
+    standard deviations would change if they were true and the targets Gaussian; "varied": how they differ.
+    """
     x, y = new
     plain = Temperature(bayes.model, "regression").tune(tuning).calibrate(held, score="absolute").predict(x)
     pred = bayes.tune(tuning).calibrate(held).predict(x)
+    one = bayes.calibrate(held, score="absolute").predict(x)
     counted = {}
-    for name, source, calibrated in (("before", pred, False), ("after", pred, True), ("plain", plain, True)):
-        pairs = [source.interval(level, calibrated=calibrated) for level in LEVELS]
+    for name, source in (("before", pred), ("after", pred), ("plain", plain), ("one width", one)):
+        pairs = [source.interval(level, calibrated=name != "before") for level in LEVELS]
         inside = [((low <= y) & (y <= high)).double().mean().item() for low, high in pairs]
         counted[name] = {"inside": inside, "width": [(high - low).double().mean().item() for low, high in pairs]}
-    return counted
+    varied, known = float(pred.std.std() / pred.std.mean()), [exact_width(pred.std, level) for level in LEVELS]
+    return {"methods": counted, "varied": varied, "exact": known}
+
+
+def exact_width(std: Tensor, level: float) -> float:
+    """Return q mean(std) / w, where q and w hold the share `level` of |z| and of all std |z|, z standard normal."""
+    z = torch.special.ndtri(torch.linspace(0.5, 1, 1002, dtype=torch.float64)[1:-1])
+    w = (z[:, None] * std.flatten().double()).flatten().quantile(level)
+    return float(z.quantile(level) * std.double().mean() / w)
 
 
 def train_networks(x: Tensor, y: Tensor, hidden: Sequence[int], settings: dict[str, Any]) -> dict[int, Standardized]:
@@ -125,9 +139,9 @@ def run_cifar(networks: Path, out: Path, *, device: str = "cpu", n_samples: int 
     return journal.path
 
 
-def count_sets(probs: Tensor, y: Tensor, **how: Any) -> Record:
+def count_sets(probs: Tensor, y: Tensor, score: str = "aps", **how: Any) -> Record:
     """Return mean coverage, that of each class, and mean size of sets, over halves of the test images."""
-    settings, totals = Calibration("aps", {}, {}, **how), torch.zeros(2 + probs.shape[1]).double()
+    settings, totals = Calibration(score, {}, {}, **how), torch.zeros(2 + probs.shape[1]).double()
     for number in range(HALVES):
         held, new = torch.randperm(len(y), generator=torch.Generator().manual_seed(number)).chunk(2)
         scores = settings.score_classes(probs[held], HALVES + number).gather(1, y[held, None])
@@ -176,9 +190,11 @@ def summarize(runs: Sequence[Record], ensembles: Sequence[Record]) -> Record:
     """
     n, n_test, splits = runs[0]["n_calibration"], runs[0]["n_test"], len({r["split"] for r in runs})
     row: Record = {"dataset": runs[0]["dataset"], "runs": len(runs), "n": n, "kept": []}
-    for method, what in product(("before", "after", "plain"), ("inside", "width")):
+    for method, what in product(("before", "after", "plain", "one width"), ("inside", "width")):
         columns = zip(*(r["methods"][method][what] for r in runs), strict=True)
-        row[f"{method}_{what}"] = [fmean(column) for column in columns]
+        row[f"{method.split()[0]}_{what}"] = [fmean(column) for column in columns]
+    row["exact"] = [fmean(column) for column in zip(*(r["exact"] for r in runs), strict=True)]
+    row["varied"] = fmean(r["varied"] for r in runs)
     for level, share in zip(LEVELS, row["after_inside"], strict=True):
         error = BAND * (level * (1 - level) * (1 / n + 1 / n_test) / splits) ** 0.5
         row["kept"].append(level - error <= share <= level + 1 / (n + 1) + error)
