@@ -33,7 +33,9 @@ WEIGHED = (("resnet18", 224, 32), ("efficientnet_b0", 96, 16), ("unet", 48, 8)) 
 
 def first(device: Device = "auto", only: Only = "") -> Iterator[Record]:
     """Time the first `fit` and `predict` of fresh processes against training forwards and T plain passes."""
-    for case, (ours, theirs) in ((case, ways) for case in TIMED for ways in WAYS):
+    works = [(case, ways) for case in TIMED for ways in WAYS]
+    works += [(case, WAYS[0]) for case in cases.PRECISION if device == "cuda" and case.n < 256]
+    for case, (ours, theirs) in works:
         if only in f"{case.title} T={case.n_samples} {ours}":
             about = {"case": f"first {ours}, {case.name}", "n": case.n, "T": case.n_samples, "against": theirs}
             clock, cpu = zip(*(apart(_seconds, way, case, device) for way in (ours, theirs)), strict=True)
@@ -44,17 +46,18 @@ def _seconds(way: str, case: Case, device: str) -> tuple[float, float]:
     """Return wall and CPU seconds of one way of a case, the first work of this process."""
     torch.set_num_threads(1)
     ready, T = prepare(case, device), case.n_samples
-    loop = cases.Algorithm1(ready.network, ready.train, ready.query)
-    works: dict[str, Callable[[], object]] = {
-        "fit": partial(fitted, case, ready),
-        "loop": torch.no_grad()(lambda: [ready.network.train()(loop.batch()) for _ in range(T)]),
-        "plain": partial(forwards, ready.network, ready.query, T),
-    }
-    if way == "predict":
-        works[way] = partial(fitted(case, ready).predict, ready.query)
-    forwards(ready.network, ready.query if way in ("predict", "plain") else ready.train[:BATCH_SIZE], 1)
+    work: Callable[[], object]
+    if way in ("fit", "loop"):
+        loop, network, inputs = cases.Algorithm1(*ready), ready.network, ready.train[:BATCH_SIZE]
+        record = torch.no_grad()(lambda: [network.train()(loop.batch()) for _ in range(T)])
+        work = partial(fitted, case, ready) if way == "fit" else record
+    else:
+        bayes, network = fitted(case, ready).to(case.dtype), ready.network.to(case.dtype)
+        inputs = ready.query.to(case.dtype)
+        work = partial(bayes.predict, inputs) if way == "predict" else partial(forwards, network, inputs, T)
+    forwards(network, inputs, 1)
     started = time.process_time()
-    return timed(works[way])[1], time.process_time() - started
+    return timed(work)[1], time.process_time() - started
 
 
 def memory(only: Only = "") -> Iterator[Record]:
