@@ -36,7 +36,7 @@ def test_records_table_and_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def one_run(inside: list[float], split: int) -> dict[str, Any]:
     counted = {"inside": inside, "width": [1.0] * 5}
-    methods = dict.fromkeys(("before", "after", "plain", "one width"), counted)
+    methods = dict.fromkeys(coverage.INTERVALS, counted)
     facts = {"n_calibration": 100, "n_test": 50, "varied": 0.1, "exact": [1.0] * 5}
     return {"dataset": "boston", "split": split, "methods": methods, **facts}
 

@@ -34,6 +34,7 @@ SETTINGS = {"splits": [1, 2, 3, 4, 5], "seeds": [1, 2, 3, 4, 5], "steps": 10_000
 SETS: Record = {"aps": {}, "raps": {"penalty": (0.01, 2)}, "aps by class": {"by": "class"}}
 SETS["aps by class, randomised"] = {"by": "class", "randomized": True}
 SETS |= {"lac": {"score": "lac"}, "lac by class": {"score": "lac", "by": "class"}}
+INTERVALS = ("before", "after", "plain", "one width")
 SET_LEVEL = 0.95  # above the networks' accuracy: sets of one class would do for less
 ENSEMBLES = ("ensemble", "mcbn of each")
 HALVES, RESAMPLINGS, RISK, DELTA = 100, 1000, 0.02, 0.1
@@ -43,7 +44,7 @@ BAND = 2.576  # standard errors: 99 of 100 kept promises stay inside
 def run(out: str | Path = "results/coverage", *, datasets: Sequence[str] = (), **changes: Any) -> Path:
     """Train, calibrate and count what is not on record yet."""
     settings: dict[str, Any] = SETTINGS | changes
-    journal = Journal(out, settings)
+    journal = Journal(out, settings | {"intervals": [*INTERVALS]})
     for dataset, split in product(datasets or data.NAMES, settings["splits"]):
         if not journal.has(kind="coverage", dataset=dataset, split=split):
             journal.add(measure(dataset, split, settings))
@@ -86,7 +87,7 @@ def count_intervals(bayes: Any, tuning: Any, held: Any, new: Any) -> Record:
     pred = bayes.tune(tuning).calibrate(held).predict(x)
     one = bayes.calibrate(held, score="absolute").predict(x)
     counted = {}
-    for name, source in (("before", pred), ("after", pred), ("plain", plain), ("one width", one)):
+    for name, source in zip(INTERVALS, (pred, pred, plain, one), strict=True):
         pairs = [source.interval(level, calibrated=name != "before") for level in LEVELS]
         inside = [((low <= y) & (y <= high)).double().mean().item() for low, high in pairs]
         counted[name] = {"inside": inside, "width": [(high - low).double().mean().item() for low, high in pairs]}
@@ -190,7 +191,7 @@ def summarize(runs: Sequence[Record], ensembles: Sequence[Record]) -> Record:
     """
     n, n_test, splits = runs[0]["n_calibration"], runs[0]["n_test"], len({r["split"] for r in runs})
     row: Record = {"dataset": runs[0]["dataset"], "runs": len(runs), "n": n, "kept": []}
-    for method, what in product(("before", "after", "plain", "one width"), ("inside", "width")):
+    for method, what in product(INTERVALS, ("inside", "width")):
         columns = zip(*(r["methods"][method][what] for r in runs), strict=True)
         row[f"{method.split()[0]}_{what}"] = [fmean(column) for column in columns]
     row["exact"] = [fmean(column) for column in zip(*(r["exact"] for r in runs), strict=True)]
