@@ -1,7 +1,9 @@
 """One capture for all: on a GPU against the function itself; elsewhere the order of warm-ups and capture."""
 
+import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from unittest import mock
@@ -18,7 +20,7 @@ from mcbn.engine.capture import WARM_UPS, capture, capture_of, warm_up
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams and graphs that do nothing."""
     for name in ("current_stream", "Stream", "stream", "CUDAGraph", "graph"):
-        monkeypatch.setattr(torch.cuda, name, lambda *_: mock.MagicMock())
+        monkeypatch.setattr(torch.cuda, name, lambda *_, **_named: mock.MagicMock())
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -98,3 +100,38 @@ def test_captured_functions_give_the_numbers_of_the_function() -> None:
     step()
     step()
     assert count.item() == 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a GPU")
+def test_threads_capture_beside_threads_that_capture_and_take_memory() -> None:
+    weights = torch.randn(8, 64, 64, device="cuda")
+
+    def work(number: int) -> None:
+        for size in range(1, 9):
+            if number < 4:
+                captured = capture_of(lambda x: torch.relu(x @ weights[number]), [torch.zeros(32, 64, device="cuda")])
+                x = torch.randn(32, 64, device="cuda")
+                assert torch.equal(captured(x), torch.relu(x @ weights[number]))
+            else:  # memory that torch has not had yet
+                torch.ones(size * 2**22 + number * 2**20, device="cuda").sum().item()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_one_thread_captures_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = [0, 0]  # now, and at most
+
+    @contextmanager
+    def graph(*_: object, **_named: object) -> Iterator[None]:
+        inside[0] += 1
+        inside[1] = max(inside)
+        time.sleep(0.01)
+        yield
+        inside[0] -= 1
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: capture(lambda: None), range(8)))
+    assert inside == [0, 1]

@@ -30,18 +30,18 @@ DRAWS: dict[str, Any] = {"n_samples": 16, "batch_size": 32}
 AT_ONCE = 250  # images
 
 
-def run(out: Path, *, networks: Path, regression: Path, images: Any = None) -> None:
-    """Compare on every network that is not on record yet; then write the page."""
+def run(out: Path, *, networks: Path, regression: Path, device: str = "cpu", images: Any = None) -> None:
+    """Compare on every network that is not on record yet; then write the page. device: of the images."""
     journal = Journal(out, {"n_samples": 500})
     for dataset in DATASETS:
         if not journal.has(dataset=dataset):
             journal.add(compare_values(regression / "networks" / f"{dataset}_folds.safetensors"))
     split = images or PAPER.load()
-    journal = Journal(out, DRAWS | {"n_validation": len(split.validation.y), "n_test": len(split.test.y)})
-    parts = [DataLoader(TensorDataset(standardize(part.x), part.y), AT_ONCE) for part in split[1:]]
-    for seed, network in sorted(load_classifiers(networks).plain.items()):
+    journal = Journal(out, DRAWS | {"n_validation": len(split.validation.y), "n_test": len(split.test.y)}, device)
+    parts = [DataLoader(TensorDataset(standardize(part.x.to(device)), part.y), AT_ONCE) for part in split[1:]]
+    for seed, network in sorted(load_classifiers(networks, device).plain.items()):
         if not journal.has(seed=seed):
-            bayes = MCBN(network, "classification").fit(Augmented(split.train.x), seed=seed, **DRAWS)
+            bayes = MCBN(network, "classification").fit(Augmented(split.train.x.to(device)), seed=seed, **DRAWS)
             journal.add([{"kind": "classes", "seed": seed, **_compare(bayes, *parts)}])
     report(out, regression=regression)
 

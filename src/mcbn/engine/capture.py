@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 WARM_UPS = 3  # runs before a capture, in which kernels are chosen and loaded; torch's own examples take as many
+_CAPTURING = threading.Lock()  # one at a time: torch captures on one stream
 
 
 def warm_up(function: Callable[[], Any], times: int = 1) -> None:
@@ -37,7 +38,7 @@ def capture(
     with around or nullcontext():
         warm_up(function, warm_ups)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with _CAPTURING, torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may take memory
         function()
 
     def replay(kept: Callable[[], Any] = function) -> None:
