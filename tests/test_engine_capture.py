@@ -1,5 +1,6 @@
 """One capture for all: on a GPU against the function itself; elsewhere the order of warm-ups and capture."""
 
+import gc
 import time
 import weakref
 from collections.abc import Iterator
@@ -117,6 +118,34 @@ def test_threads_capture_beside_threads_that_capture_and_take_memory() -> None:
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a GPU")
+def test_an_old_graph_that_is_swept_does_not_end_a_capture() -> None:
+    def add(x: Tensor) -> Tensor:
+        held: list[object] = []
+        held.append(held)  # swept, not freed by itself; in it what is left of a graph
+        held += graphs
+        graphs.clear()
+        for _ in range(5000):
+            some: list[object] = []
+            some.append(some)  # enough of them, and Python sweeps
+        return x + 1
+
+    graphs: list[object] = [capture_of(lambda x: x * 2, [torch.zeros(3, device="cuda")])]
+    captured = capture_of(add, [torch.zeros(3, device="cuda")])
+    assert torch.equal(captured(torch.ones(3, device="cuda")), torch.full((3,), 2.0, device="cuda"))
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_nothing_is_swept_during_a_capture() -> None:
+    swept: list[bool] = []
+    capture(lambda: swept.append(gc.isenabled()), warm_ups=1)
+    assert swept == [True, False]
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError):
+        capture(lambda: 1 / len(swept[2:]), warm_ups=0)
+    assert gc.isenabled()
 
 
 @pytest.mark.usefixtures("no_gpu")

@@ -74,11 +74,17 @@ class Case:
         return f"{self.name} N={self.n}"
 
 
+def efficientnet() -> nn.Module:
+    """Build torchvision's EfficientNet-B0."""
+    network: nn.Module = import_module("torchvision.models").efficientnet_b0()
+    return network
+
+
 MLP = Case("mlp", partial(RegressionMLP, 13, seed=0), (13,), 1000, 1, 500, "regression")
 RESNET32 = Case("resnet32", partial(cifar_resnet, 5), (3, 32, 32), 128, 1, 128)
 UNET = Case("unet", UNet, (3, 256, 256), 64, 1, 20, recorded=4)  # on a CPU one batch takes seconds
 RESNET50 = Case("resnet50", resnet50, (3, 224, 224), 64, 1, 32)
-EFFICIENT = replace(RESNET50, name="efficientnet", build=lambda: import_module("torchvision.models").efficientnet_b0())
+EFFICIENT = replace(RESNET50, name="efficientnet", build=efficientnet)
 SIZES = {MLP: (1, 100, 2000, 20_000), RESNET32: (1, 32, 256), UNET: (1, 8), RESNET50: (1, 32, 256)}
 FITTED = (("1,000 rows", 1000, 100), ("100,000 rows", 100_000, 100), ("T=500", 1000, 500))  # title, rows, T
 MEMORY = [replace(MLP, name="memory mlp", n=n) for n in (2000, 100_000)]  # the second fills a chunk on a GPU too

@@ -4,9 +4,10 @@ A graph repeats what was captured, at the same addresses. So whoever captures ke
 and what the runs before the capture changed is put back.
 """
 
+import gc
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -38,13 +39,25 @@ def capture(
     with around or nullcontext():
         warm_up(function, warm_ups)
     graph = torch.cuda.CUDAGraph()
-    with _CAPTURING, torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may take memory
-        function()
+    with _CAPTURING, _nothing_swept(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        function()  # other threads may take memory meanwhile
 
     def replay(kept: Callable[[], Any] = function) -> None:
         graph.replay()
 
     return replay
+
+
+@contextmanager
+def _nothing_swept() -> Iterator[None]:
+    """Keep Python from sweeping memory: an old graph that is swept ends the capture that is under way."""
+    swept = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if swept:
+            gc.enable()
 
 
 def capture_of(function: Callable[..., Tensor], arguments: Iterable[Tensor]) -> Callable[..., Tensor]:

@@ -194,6 +194,9 @@ def summarize(runs: Sequence[Record], ensembles: Sequence[Record]) -> Record:
     for method, what in product(INTERVALS, ("inside", "width")):
         columns = zip(*(r["methods"][method][what] for r in runs), strict=True)
         row[f"{method.split()[0]}_{what}"] = [fmean(column) for column in columns]
+    after, one, plain = (row[f"{method}_width"] for method in ("after", "one", "plain"))
+    row["by_mean"] = [ours / theirs for ours, theirs in zip(one, plain, strict=True)]
+    row["by_std"] = [ours / theirs for ours, theirs in zip(after, one, strict=True)]
     row["exact"] = [fmean(column) for column in zip(*(r["exact"] for r in runs), strict=True)]
     row["varied"] = fmean(r["varied"] for r in runs)
     for level, share in zip(LEVELS, row["after_inside"], strict=True):
