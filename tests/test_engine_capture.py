@@ -105,13 +105,12 @@ def test_captured_functions_give_the_numbers_of_the_function() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a GPU")
 def test_threads_capture_beside_threads_that_capture_and_take_memory() -> None:
-    weights = torch.randn(8, 64, 64, device="cuda")
+    weights, x = torch.randn(8, 64, 64, device="cuda"), torch.randn(32, 64, device="cuda")
 
     def work(number: int) -> None:
         for size in range(1, 9):
             if number < 4:
                 captured = capture_of(lambda x: torch.relu(x @ weights[number]), [torch.zeros(32, 64, device="cuda")])
-                x = torch.randn(32, 64, device="cuda")
                 assert torch.equal(captured(x), torch.relu(x @ weights[number]))
             else:  # memory that torch has not had yet
                 torch.ones(size * 2**22 + number * 2**20, device="cuda").sum().item()
@@ -123,13 +122,14 @@ def test_threads_capture_beside_threads_that_capture_and_take_memory() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a GPU")
 def test_an_old_graph_that_is_swept_does_not_end_a_capture() -> None:
     def add(x: Tensor) -> Tensor:
-        held: list[object] = []
-        held.append(held)  # swept, not freed by itself; in it what is left of a graph
-        held += graphs
-        graphs.clear()
-        for _ in range(5000):
-            some: list[object] = []
-            some.append(some)  # enough of them, and Python sweeps
+        if torch.cuda.is_current_stream_capturing():
+            held: list[object] = [*graphs]
+            graphs.clear()
+            held.append(held)  # swept, not freed by itself
+            del held
+            for _ in range(5000):
+                some: list[object] = []
+                some.append(some)  # enough of them, and Python sweeps
         return x + 1
 
     graphs: list[object] = [capture_of(lambda x: x * 2, [torch.zeros(3, device="cuda")])]

@@ -15,32 +15,32 @@ CALLS_WITHOUT_KERNELS = 3  # by the network's own code while kernels are compile
 # Plans: draws in one pass
 CPU_CHUNK = 600_000  # width of all draws of a pass: a quarter costs 1.2 to 1.5 times as much, 4 times it gains 0 to 7 %
 CPU_FOLD = 2**17  # width of one draw from which convolutions fill 2 cores: fold, one a pass; half costs up to 1.3 times
-GPU_CHUNK = 2**24  # 64 MB in single precision; 2^27 wins at most 2 % for 7 times the memory (results/chunks.txt)
-GPU_CHUNK_FLAT = 2**22  # without convolutions, where four draws fit: larger ones win nothing (results/chunks.txt)
-GPU_FOLD = 2**21  # as CPU_FOLD; not measured
-MOSTLY_NARROW = 0.7  # share of convolutions that kernels take from which they pay more than folding; not measured
+GPU_CHUNK = 2**24  # 64 MB in single precision; 2^20 costs 2.4 times (ResNet-32, N = 32), 2^27 wins 0 to 10 %
+GPU_CHUNK_FLAT = 2**22  # without convolutions, where four draws fit: 2^27 wins 4 % at most, for 15 times the memory
+GPU_FOLD = 3_500_000  # as CPU_FOLD: ResNet-50, N = 4, below it 12 to 14 ms, folded 21; N = 1 folded 12 for 4
+MOSTLY_NARROW = 0.7  # share of convolutions that kernels take from which they beat folding, by 1.7 to 2.4 times
 FOLD_FROM = 1000  # inputs of stacked draws from which products with folded weights are faster: the MLP by a tenth
 
 # Plans: CUDA graphs
 GPU_GRAPH = 2**28  # width of a pass up to which a graph pays: ResNet-50, N = 256, 409 -> 399 ms, fp16 279 -> 260
 GPU_GATHER = 2**22  # outputs handed on at once: who reads them launches kernels too; ResNet-50, N = 256: 484 -> 441 ms
-GPU_PASSES = 8  # at most in one graph; not measured
+GPU_PASSES = 8  # at most in one graph: 1 costs 1.2 times, 2 to 32 are within 3 %
 SIDE_BY_SIDE = 2  # of them: a pass of one draw leaves part of the H200 idle
 SMALL_SIDE_BY_SIDE = 4  # of one draw: ResNet-50, N = 32, 2 to 4: fp16 38.4, 36.5, 35.6 ms, fp32 59.3, 59.0, 59.9
-SMALL_PASS = 2**25  # width of a pass of one draw up to which: each has memory of its own; not measured
-PASSES_BEFORE_CAPTURE = 4  # verifying and a first call alone are not worth a graph; not measured
+SMALL_PASS = 2**25  # width of a pass of one draw up to which, for the memory each has: ResNet-50, 0 to 2^28 within 1 %
+PASSES_BEFORE_CAPTURE = 4  # verifying and a first call are not worth a graph; without graphs 1.4 to 7 times
 
 # Inputs of one pass, on a CPU
 CPU_BLOCK = 2**17  # width of a block without convolutions: the MLP, N = 20,000, T = 50, 1 thread: 439 -> 303 ms
 CPU_BLOCK_CONVOLUTIONAL = 2**19  # and with them: ResNet-32, N = 128, T = 2, 1 thread: 1.27 -> 1.10 s
-PLANS_KEPT = 16  # shapes of inputs, least recent go; not measured
+PLANS_KEPT = 16  # shapes of inputs, least recent go: bounds memory; costs time where more shapes take turns
 
 # Recording
 CPU_GROUP_WIDTH = 2**14  # of one batch up to which a group pays: without, the MLP takes 2.7 times; at 2^20 ResNet-32 5
-GPU_GROUP_WIDTH = 2**20  # not measured
+GPU_GROUP_WIDTH = 2**20  # at 2^16 ResNet-32 takes 3.2 times, without groups the MLP 3.8; 2^24 wins nothing
 CPU_TRACED_WIDTH = 2**22  # of one batch from which no program is proven: 2^18 costs ResNet-32, T = 128, 9 %
 CPU_RELEASED_FROM = 2**20  # values of a batch's inputs: 7 ms of a pass of 1 s, ResNet-18 at 224 px; 1,095 -> 739 MB
-PROGRAMS_KEPT = 4  # shapes of batches that are traced; not measured
+PROGRAMS_KEPT = 4  # shapes of batches that are traced: bounds memory, as PLANS_KEPT
 
 # Kernels (results/narrow.txt, on the H200)
 NARROW_MOST_INPUTS = 256  # channels; wider convolutions cuDNN does well
@@ -48,11 +48,11 @@ NARROW_OUTPUTS = (16, 32, 64)  # channels; other numbers of outputs are filled u
 NARROW_ALONE = 16  # outputs up to which the kernel beats cuDNN with nothing behind the convolution
 NARROW_PIXELS = (128, 64)  # of a block of threads: the first whose inputs fit
 NARROW_COLUMNS = {True: 32, False: 16}  # of them beside each other at most, by whether whole rows of the image are
-NARROW_MOST_WORK = 1.25  # pixels computed for one wanted: patches hang over the edges of an image; not measured
+NARROW_MOST_WORK = 1.25  # pixels computed for one wanted, over the edges of an image: 4 costs a UNet 15 %, 2 nothing
 NARROW_WARPS = 4  # of a block
 NARROW_BLOCKS = {16: 4, 32: 4, 64: 3}  # that a multiprocessor should hold, by outputs: bounds registers
 NARROW_BLOCKS_OF_16 = 8  # from 16 inputs to 16 outputs
-THREADS = 256  # of a block of the kernels `scaled` and `halved`; not measured
+THREADS = 256  # of a block of the kernels `scaled` and `halved`: 128 the same, 64 and 512 cost ResNet-50 a tenth
 PROBABILITIES_THREADS = 128  # of a block; not measured
 PROBABILITIES_MOST_CLASSES = 32  # registers of a thread
 PROBABILITIES_LEAST_PLACES = 2**13  # a thread each: fewer leave the GPU idle; not measured
