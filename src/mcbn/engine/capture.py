@@ -7,8 +7,8 @@ but torch refuses them random numbers of that GPU ("Offset increment outside gra
 
 import gc
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -40,25 +40,20 @@ def capture(
     with around or nullcontext():
         warm_up(function, warm_ups)
     graph = torch.cuda.CUDAGraph()
-    with _CAPTURING, _nothing_swept(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        function()  # other threads may take memory meanwhile
+    with _CAPTURING:
+        sweeps = gc.isenabled()
+        gc.disable()  # an old graph that is swept ends the capture that is under way
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may take memory
+                function()
+        finally:
+            if sweeps:
+                gc.enable()
 
     def replay(kept: Callable[[], Any] = function) -> None:
         graph.replay()
 
     return replay
-
-
-@contextmanager
-def _nothing_swept() -> Iterator[None]:
-    """Keep Python from sweeping memory: an old graph that is swept ends the capture that is under way."""
-    swept = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if swept:
-            gc.enable()
 
 
 def capture_of(function: Callable[..., Tensor], arguments: Iterable[Tensor]) -> Callable[..., Tensor]:

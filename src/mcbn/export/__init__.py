@@ -154,9 +154,7 @@ def _level(bayes: MCBN[Any], level: float | None) -> float | None:
     if kept is None:
         raise MCBNError(f"level={level} needs a calibration to promise it; call calibrate(held_out_data) before")
     fault = "one graph cannot hold this calibration: each call needs all draws (quantile), group numbers or random ones"
-    raise MCBNError(
-        f'{fault}; calibrate with score "std", "absolute", "aps", "raps" or "lac", or export without level='
-    )
+    raise MCBNError(f'{fault}; calibrate with "std", "absolute", "aps", "raps" or "lac", or export without level=')
 
 
 def _predictor(bayes: MCBN[Any], inputs: Any, method: str, T: int, chunk: int | None) -> Any:
