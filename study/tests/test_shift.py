@@ -191,19 +191,6 @@ def test_study_measures_records_once_and_reports(tmp_path: Path, monkeypatch: py
     assert all(title in table.read_text() for title in ("False alarms", "Power", "AUROC", "CIFAR-10-C", "sensor"))
 
 
-def test_repairs_are_those_of_the_newest_configuration_that_every_network_has() -> None:
-    def repair(corruption: str, seed: int, config: str, accuracy: float) -> dict[str, Any]:
-        place = {"kind": "repair", "network": "net", "severity": 3, "method": "adapt 256"}
-        return {**place, "corruption": corruption, "seed": seed, "config_hash": config, "accuracy": accuracy}
-
-    old = [repair(corruption, seed, "old", 0.1) for corruption in ("fog", "snow") for seed in (1, 2)]
-    new = [repair("fog", seed, "new", 0.2) for seed in (1, 2)]
-    frost = repair("frost", 1, "new", 0.3)  # of one seed alone
-    assert list(report.comparable(old)) == old
-    assert list(report.comparable([*old, *new, frost])) == new
-    assert report.comparable([*old, {**old[0], "accuracy": 0.9}])[0]["accuracy"] == 0.9
-
-
 def test_no_records_no_tables(tmp_path: Path) -> None:
     with pytest.raises(mcbn.MCBNError, match="mcbn reproduce shift"):
         report.write(tmp_path)

@@ -29,7 +29,7 @@ from mcbn_study.shift.train import Subject, is_novel, known
 ALPHA = 0.01
 PSEUDO = 128  # N of Schneider et al. 2020: running statistics count as so many inputs; of 0 to 128 best on the extras
 SENSOR_BATCH = 16
-RATE_OF_PAIR = 0.1
+RATE_OF_PAIR = 0.1  # two classes are too few images for less
 
 
 def cut(n: int, first: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -206,20 +206,15 @@ def repair(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severi
 
 def mixture(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severity: int) -> Iterator[Record]:
     """Repair from images of two classes beside a reference of these alone: as if their classes were known."""
-    if severity not in profile.power_severities[1:2]:
-        return
-    bayes, n, watches = subject.fit(profile), profile.n_pool, dict[tuple[int, ...], Watch]()
-    for kind, images in corrupted.at(severity):
+    bayes, n = subject.fit(profile), profile.n_pool
+    for kind, images in corrupted.at(severity) if severity in profile.power_severities[1:2] else ():
         x, y = subject.prepare(images[n:]), corrupted.y[n:]
-        for _, pair, pool in _pools(Images(images[:n], corrupted.y[:n]), profile, severity):
-            if pair and pair not in watches:
-                home = corrupted.home[torch.isin(corrupted.home_y, torch.tensor(pair, device=y.device))]
-                prepared = subject.prepare(home)  # too few images for a smaller rate
-                watches[pair] = bayes.watch(prepared, batch_size=profile.batch_size, false_alarms=RATE_OF_PAIR)
-            if pair:
-                adapted = bayes.adapt(subject.prepare(pool), reference=watches[pair])
-                scores = _scores(_probs(adapted, x), y)
-                yield {"corruption": kind, "pair": pair, "method": "adapt pair, known", **scores}
+        pools = _pools(Images(images[:n], corrupted.y[:n]), profile, severity)
+        for pair, pool in ((pair, pool) for _, pair, pool in pools if pair):
+            home = subject.prepare(corrupted.home[torch.isin(corrupted.home_y, torch.tensor(pair, device=y.device))])
+            watch = bayes.watch(home, batch_size=profile.batch_size, false_alarms=RATE_OF_PAIR)
+            scores = _scores(_probs(bayes.adapt(subject.prepare(pool), reference=watch), x), y)
+            yield {"corruption": kind, "pair": pair, "method": "adapt pair, known", **scores}
 
 
 @cache

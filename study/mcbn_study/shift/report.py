@@ -19,7 +19,6 @@ from mcbn_study.tables import read_words, render
 NAMES: dict[str, str] = read_words(__package__)["methods"]
 LEVEL, RATE = 0.99, 0.01
 KEYS = ["kind", "network", "seed", "what", "M", "corruption", "severity", "method", "pair", "data", "centre", "drift"]
-REPAIRS = ("repair", "ensemble")
 FEW = ("mcbn", "adapt 256", "adapt 32", "adapt pair")
 
 
@@ -34,11 +33,6 @@ class Selection(list[Record]):
     def each(self, *fields: str) -> list[Any]:
         """List the values of a field, tuples of several, in the order of their first record."""
         return list(dict.fromkeys(map(itemgetter(*fields), self)))
-
-    def shared(self) -> "Selection":
-        """Keep the corruptions that every method and seed has."""
-        runs = [set(self.where(method=m, seed=s).each("corruption")) for m, s in self.each("method", "seed")]
-        return self.where(corruption=[*set.intersection(*runs)])
 
     def by_seed(self, field: str) -> list[float]:
         """Average a field over the records of each seed: one number a network."""
@@ -64,28 +58,12 @@ def write(out: Path) -> list[Path]:
     """Write table.md."""
     if not (records := read(out / RECORDS)):
         raise MCBNError(f"{out} holds no records; make them with `mcbn reproduce shift`")
-    kept = comparable(records)
+    newest = {(*(str(r.get(key)) for key in KEYS), r["kind"] == "ensemble" and r["config_hash"]): r for r in records}
+    kept = Selection(newest.values())
     ours = Selection(r for r in kept if not r["network"].startswith("foreign"))
-    ensembles = {(r["severity"], r["corruption"], r["method"]): r for r in records if r["kind"] == "ensemble"}
     facts = {"records": kept, "ours": ours, "alarms": list(count_alarms(kept)), "names": NAMES, "few": FEW}
-    tables = render(__package__, **facts, ensembles=Selection(ensembles.values()), mean_cell=mean_cell)
+    tables = render(__package__, **facts, mean_cell=mean_cell)
     return [write_text(out / "table.md", f"# Shifts\n\n{tables}")]
-
-
-def comparable(records: list[Record]) -> Selection:
-    """Keep the last record of everything, and of repairs those that can be compared."""
-    newest = Selection({tuple(str(record.get(key)) for key in KEYS): record for record in records}.values())
-    others = (r for r in newest if r["kind"] not in REPAIRS)
-    return Selection([*others, *(r for severity in _repairs(records) for r in severity)])
-
-
-def _repairs(records: list[Record]) -> Iterator[Selection]:
-    """Yield repairs of each network and severity: of its newest configuration, what every method and seed has."""
-    newest = {(*(str(r.get(key)) for key in KEYS), r["config_hash"]): r for r in records if r["kind"] in REPAIRS}
-    repairs = Selection(newest.values())
-    for network, severity in (last := repairs.where(kind="repair")).each("network", "severity"):
-        config = last.where(network=network, severity=severity).each("config_hash")[-1]
-        yield repairs.where(network=network, severity=severity, config_hash=config).shared()
 
 
 def count_alarms(records: Selection) -> Iterator[Record]:
