@@ -72,8 +72,7 @@ def crps_gaussian(mean: TensorLike, variance: TensorLike, y: TensorLike) -> Tens
     tensor([0.6024, 1.0000])
     """
     e = _residual(mean, y)
-    variance = _tensor(variance, "variance", e.device)
-    _check_same_shape(variance, e, "variance", "y")
+    variance, e = _pair(_tensor(variance, "variance", e.device), e, "variance", "y")
     if (variance < 0).any():
         raise MCBNError(f"variance must not be negative; its smallest value is {variance.min().item()}")
     sharp = variance == 0
@@ -199,9 +198,7 @@ def auroc(score: TensorLike, positive: TensorLike) -> Tensor:
     >>> auroc([0.1, 0.4, 0.8], [False, True, True])
     tensor(1.)
     """
-    score = _tensor(score, "score")
-    positive = _tensor(positive, "positive", score.device)
-    _check_same_shape(score, positive, "score", "positive")
+    score, positive = _pair(score, positive, "score", "positive")
     if score.isnan().any() or not ((positive == 0) | (positive == 1)).all():
         raise MCBNError("score must hold no NaN and positive only False/True or 0/1")
     positive = positive.bool()
@@ -251,9 +248,7 @@ def aurc(uncertainty: TensorLike, loss: TensorLike) -> Tensor:
 
 def _losses_by_rank(uncertainty: TensorLike, loss: TensorLike) -> tuple[Tensor, Tensor]:
     """Count points and add up losses of each different uncertainty, the least first, (P,) each in double precision."""
-    uncertainty = _tensor(uncertainty, "uncertainty")
-    loss = _tensor(loss, "loss", uncertainty.device, torch.float64)
-    _check_same_shape(uncertainty, loss, "uncertainty", "loss")
+    uncertainty, loss = _pair(uncertainty, loss, "uncertainty", "loss", torch.float64)
     if uncertainty.ndim != 1 or uncertainty.isnan().any() or loss.isnan().any():
         raise MCBNError(f"uncertainty and loss must be (N,) without NaN; got {tuple(uncertainty.shape)}")
     _, place, size = torch.unique(uncertainty, return_inverse=True, return_counts=True)
@@ -292,16 +287,20 @@ def _floating(value: Tensor) -> Tensor:
     return value if value.is_floating_point() else value.to(torch.get_default_dtype())
 
 
-def _check_same_shape(a: Tensor, b: Tensor, name_a: str, name_b: str) -> None:
+def _pair(
+    a: TensorLike, b: TensorLike, name_a: str, name_b: str, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return two arguments as tensors on the device of the first, if they have one shape; dtype: of the second."""
+    a = _tensor(a, name_a)
+    b = _tensor(b, name_b, a.device, dtype)
     if a.shape != b.shape or a.numel() == 0:
         there = f"got {tuple(a.shape)} and {tuple(b.shape)}; they are never broadcast: index or reshape one of them"
         raise MCBNError(f"{name_a} and {name_b} must have the same shape and hold something; {there}")
+    return a, b
 
 
 def _residual(mean: TensorLike, y: TensorLike) -> Tensor:
-    mean = _tensor(mean, "mean")
-    y = _tensor(y, "y", mean.device)
-    _check_same_shape(mean, y, "mean", "y")
+    mean, y = _pair(mean, y, "mean", "y")
     return _floating(y - mean)
 
 
