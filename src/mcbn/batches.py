@@ -25,9 +25,8 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     if type(tree) is Tensor:  # most often, and asked for at every call
         return function(tree)
     if isinstance(tree, Mapping):
-        entries = {key: map_leaves(function, value) for key, value in tree.items()}
         twin: Any = copy.copy(tree) if type(tree) is not dict and isinstance(tree, dict | UserDict) else {}
-        twin.update(entries)
+        twin.update({key: map_leaves(function, value) for key, value in tree.items()})
         return twin  # of its own kind
     if isinstance(tree, tuple | list):
         values = [map_leaves(function, value) for value in tree]
@@ -217,8 +216,7 @@ def move(tree: Any, device: torch.device | None, dtype: torch.dtype | None) -> A
 
 def cut(inputs: Any, count: int) -> list[Any]:
     """Cut every tensor of the inputs along its first axis into as many nearly equal blocks."""
-    pieces = zip(*(t.tensor_split(count) for t in tensors_of(inputs)), strict=True)
-    return [_filled(inputs, piece) for piece in pieces]
+    return [filled(inputs, piece) for piece in zip(*(t.tensor_split(count) for t in tensors_of(inputs)), strict=True)]
 
 
 def concatenate(blocks: Sequence[Any]) -> Any:
@@ -227,11 +225,11 @@ def concatenate(blocks: Sequence[Any]) -> Any:
     nests = [str(map_leaves(lambda leaf: isinstance(leaf, Tensor | np.ndarray), block)) for block in blocks]
     if other := [block for block, nest in zip(blocks, nests, strict=True) if nest != nests[0]]:
         raise MCBNError(f"batches of one list must be alike; got {describe(blocks[0])} and {describe(other[0])}")
-    columns = zip(*map(tensors_of, blocks), strict=True)
-    return _filled(blocks[0], [torch.cat(column) for column in columns])
+    return filled(blocks[0], [torch.cat(column) for column in zip(*map(tensors_of, blocks), strict=True)])
 
 
-def _filled(tree: Any, tensors: Iterable[Tensor]) -> Any:
+def filled(tree: Any, tensors: Iterable[Tensor]) -> Any:
+    """Put other tensors in the places of those of a nest."""
     remaining = iter(tensors)
     return map_tensors(lambda _: next(remaining), tree)
 

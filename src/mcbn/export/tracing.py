@@ -56,8 +56,7 @@ class Forward(nn.Module):
 
     def forward(self, tensors: list[Tensor], parameters: list[Tensor]) -> Tensor:
         """Run the network's own code; it may change its inputs in place."""
-        remaining = iter(tensors)
-        inputs = batches.map_tensors(lambda _: next(remaining).clone(), self.inputs)
+        inputs = batches.filled(self.inputs, (tensor.clone() for tensor in tensors))
         with PerRow(self.names, parameters):
             return self.network.read(self.network.call_module(inputs))
 
