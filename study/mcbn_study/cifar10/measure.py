@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mcbn import batch_norm
 from mcbn.batch_norm import BatchNormCall, BatchNormMode, scale_and_shift
+from mcbn.engine.jacobian import normalize_each
 from mcbn.engine.record import Statistics
 from mcbn.metrics import error_auroc
 from mcbn.model import MCBN
@@ -194,6 +195,4 @@ class RowStatistics(BatchNormMode):
 
     def answer(self, call: BatchNormCall) -> Tensor:
         """Normalise with biased variances, as recorded."""
-        scale, shift = scale_and_shift(*self.drawn[call.name], call.weight, call.bias, call.eps)  # (B, C) each
-        scale, shift = (values.reshape(*values.shape, *(1,) * (call.x.ndim - 2)) for values in (scale, shift))
-        return torch.addcmul(shift, call.x, scale)
+        return normalize_each(call.x, *scale_and_shift(*self.drawn[call.name], call.weight, call.bias, call.eps))
