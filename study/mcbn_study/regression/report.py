@@ -124,8 +124,7 @@ def sensitivity_tables(varied: Iterable[Record]) -> list[Table]:
     for run in varied:
         check_names(run)
         for metric in ("crps_normalized", "pll_normalized"):
-            value = score(run, metric)
-            if run["method"] == "mcbn" and value is not None:
+            if (value := score(run, metric)) is not None and run["method"] == "mcbn":
                 values.setdefault((run["dataset"], metric, run["batch_size"], run["n_samples"]), []).append(value)
     return [_sensitivity_table(values, *shown) for shown in product(_WORDS["sensitivity"]["over"], ("CRPS", "PLL"))]
 
@@ -243,8 +242,7 @@ def fidelity_tables(summary: Summary, tried: Mapping[Key, str] | None = None) ->
         strict, lenient = (sum(not gap.beyond(above=True, rounding=r) for gap in compared) for r in (False, True))
         claim = f"{METHODS[method]}: {METRICS[metric]} within 2 combined standard errors of the paper or better"
         rows.append((claim, *_verdict(strict, len(compared), _TARGET_WITHIN), f"{lenient} of {len(compared)}"))
-    normalised = [summary.get((name, "mcbn", "crps_normalized")) for name in NAMES]
-    tested = [e for e in normalised if e and e.n > 1]
+    tested = [e for name in NAMES if (e := summary.get((name, "mcbn", "crps_normalized"))) and e.n > 1]
     for claim, tests in zip(_WORDS["fidelity"]["significant"], (tested, [e.searched for e in tested]), strict=True):
         n = sum(e.mean > 0 and e.p_value is not None and e.p_value < 0.05 for e in tests)
         rows.append((claim, *_verdict(n, len(tested), _TARGET_SIGNIFICANT), MISSING))
@@ -329,12 +327,11 @@ def over_searches(searches: Sequence[Summary]) -> Summary:
 
 def summary_csv(summary: Summary) -> str:
     """Lay out estimates as comma-separated values beside the paper's; empty where a value does not apply."""
-    names = ("n", "mean", "standard_error", "p_value", "searches", "search", "paper_mean", "paper_standard_error")
-    rows = [
-        (*key, e.n, e.mean, e.standard_error, e.p_value, e.searches, e.search, *(paper.find(*key) or (None, None))[:2])
-        for key, e in summary.items()
-    ]
-    return to_csv(("dataset", "method", "metric", *names), rows, digits=10)
+    names = ("n", "mean", "standard_error", "p_value", "searches", "search")
+    ours = {key: [getattr(estimate, name) for name in names] for key, estimate in summary.items()}
+    rows = [(*key, *numbers, *(paper.find(*key) or (None, None))[:2]) for key, numbers in ours.items()]
+    header = ("dataset", "method", "metric", *names, "paper_mean", "paper_standard_error")
+    return to_csv(header, rows, digits=10)
 
 
 def check_names(record: Record) -> None:
@@ -345,8 +342,7 @@ def check_names(record: Record) -> None:
 
 def score(record: Record, name: str) -> float | None:
     """Return a number of a record, None where it does not apply."""
-    value = record[name]
-    if value is None:
+    if (value := record[name]) is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise MCBNError(f"{name} should be a number or null, not {value!r}, in a record of {record['dataset']}")
