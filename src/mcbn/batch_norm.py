@@ -247,8 +247,7 @@ def train_batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps:
     if x.dtype == statistics_dtype(x) and (weight is None or weight.dtype == x.dtype):
         output, mean, inverse = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)  # as in training
         return output, mean, (inverse.square().reciprocal() - eps).clamp(min=0)  # not in place: vmap has no rule for it
-    axes = [axis for axis in range(x.ndim) if axis != 1]
-    var, mean = torch.var_mean(x.to(statistics_dtype(x)), axes, correction=0)
+    var, mean = torch.var_mean(x.to(statistics_dtype(x)), [axis for axis in range(x.ndim) if axis != 1], correction=0)
     return normalize(x, *scale_and_shift(mean, var, weight, bias, eps)), mean, var
 
 
@@ -276,8 +275,7 @@ def normalize(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         zero, one = torch.zeros_like(scale), torch.ones_like(scale)
         return torch.native_batch_norm(x, scale, shift, zero, one, False, 0.0, 0.0)[0]
     if x.ndim > 2:
-        shape = (-1,) + (1,) * (x.ndim - 2)
-        scale, shift = scale.view(shape), shift.view(shape)
+        scale, shift = (values.view(-1, *(1,) * (x.ndim - 2)) for values in (scale, shift))
     if scale.dtype == dtype == x.dtype:
         return torch.addcmul(shift, x, scale)
     return torch.addcmul(shift.to(dtype), x.to(dtype), scale.to(dtype)).to(x.dtype)

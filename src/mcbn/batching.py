@@ -81,9 +81,7 @@ class Take:
 
 def fetch(dataset: Any, collate: Callable[[list[Any]], Any], rows: list[int]) -> Any:
     """Fetch rows of a dataset through its own transforms and collate function, as one batch."""
-    if hasattr(dataset, "__getitems__"):
-        return collate(dataset.__getitems__(rows))
-    return collate([dataset[row] for row in rows])
+    return collate(dataset.__getitems__(rows) if hasattr(dataset, "__getitems__") else [dataset[row] for row in rows])
 
 
 class Stream(NamedTuple):
@@ -165,8 +163,7 @@ def draw_batches(
         order, n_samples = np.random.Generator(Philox(key=seed)).permutation(N), max(1, N // M)
         edges = [t * N // n_samples for t in range(n_samples + 1)]
         chosen = [np.sort(order[start:stop]) for start, stop in pairwise(edges)].__getitem__
-    rows = _Rows(source, chosen, seed)
-    loaded = _load(rows, source.loader, range(n_samples) if numbers is None else numbers)
+    loaded = _load(_Rows(source, chosen, seed), source.loader, range(n_samples) if numbers is None else numbers)
     return TrainingBatches(loaded, M, N, seed, numbers)
 
 

@@ -131,8 +131,7 @@ def _judge_values(pred: Any, y: Tensor, level: float) -> tuple[Tensor, ...]:
     """Return CRPS (N,), whether the interval holds, the std and the absolute error, averaged over outputs."""
     y = match_shape(y, pred.mean)
     crps, error = metrics.crps_gaussian(pred.mean, pred.variance, y), (y - pred.mean).abs()
-    values = crps, inside(pred, y, level), pred.std, error
-    return tuple(flatten(value, 1).double().mean(1) for value in values)
+    return tuple(flatten(v, 1).double().mean(1) for v in (crps, inside(pred, y, level), pred.std, error))
 
 
 def _judge_labels(pred: Any, y: Tensor, level: float) -> tuple[Tensor, ...]:

@@ -66,8 +66,7 @@ class Calibration:
             raise MCBNError(f"no held-out example was of {kind} {group}; there are {sorted(self.scores)}")
         scores, n = self.scores[group], self.counts[group]
         require_enough(level, n, "" if self.by == "all" else f" of {self.by} {group}")
-        k = math.ceil(round((n + 1) * level * len(scores) / n, 6))
-        return scores[k - 1]
+        return scores[math.ceil(round((n + 1) * level * len(scores) / n, 6)) - 1]
 
     def thresholds(self, level: float | None, like: Tensor, groups: Any = None) -> Tensor:
         """Return the thresholds of predictions (N, D, ...) in a shape that broadcasts to theirs."""

@@ -83,8 +83,7 @@ class Population:
         variance = (q - d.square()).clamp(min=0)
         of_mean = (pp - d.square()).clamp(min=0)  # Var(p)
         of_square = qq - q.square() - 4 * d * (pq - d * q) + 4 * d.square() * of_mean  # Var(b)
-        mean = self.pivot.cpu().double() + d
-        return statistic_moments(mean, variance, of_mean, of_square.clamp(min=0), batch_size)
+        return statistic_moments(self.pivot.cpu().double() + d, variance, of_mean, of_square.clamp(min=0), batch_size)
 
 
 def observe(

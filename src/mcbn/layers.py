@@ -274,8 +274,7 @@ def choose(layers: Layers, names: Sequence[str], module: nn.Module) -> list[str]
     elif isinstance(layers, Sequence) and not isinstance(layers, str) and layers:
         known = {bare_name(name): child for name, child in module.named_modules(remove_duplicate=False)}
         wanted = {n: known.get(bare_name(n), known.get(bare_name(n).removeprefix("module."))) for n in layers}
-        missing = [name for name, child in wanted.items() if child not in [modules[norm] for norm in names]]
-        if missing:
+        if missing := [n for n, child in wanted.items() if child not in [modules[norm] for norm in names]]:
             raise MCBNError(f"layers= names {missing[0]!r}, which is not a batch norm layer; there are {list(names)}")
         chosen = [name for name in names if modules[name] in wanted.values()]
     else:

@@ -144,8 +144,7 @@ class Members(Predictor):
 
     def save(self, path: str | Path) -> None:
         """Write posteriors, tau and calibration as one safetensors file."""
-        text = {"format": FORMAT, "task": self.task, "members": str(len(self.members))}
-        saving.save(path, self.state_dict(), text)
+        saving.save(path, self.state_dict(), {"format": FORMAT, "task": self.task, "members": str(len(self.members))})
 
     @classmethod
     def load(cls, path: str | Path, models: Sequence[nn.Module], **options: Any) -> Self:

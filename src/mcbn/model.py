@@ -573,8 +573,7 @@ class MCBN(Generic[P]):
         """What runs the draws through the network; an error until fitted."""
         if self._engine is None:
             raise MCBNError(NOT_FITTED)
-        changed = self._engine.posterior
-        if changed.version() != self._engine.version:  # in place, by the user
+        if (changed := self._engine.posterior).version() != self._engine.version:  # in place, by the user
             if changed.gaussian is not None:
                 raise MCBNError("a Gaussian posterior was changed in place, draws or moments alone; assign another")
             self.posterior = changed

@@ -88,8 +88,7 @@ def _regression(
 ) -> RegressionPrediction:
     """Put moments over T draws and the noise together."""
     values: dict[str, Any] = {"mean": mean, "epistemic": variance, "epistemic_covariance": covariance}
-    again = draws and partial(draws, T)
-    return RegressionPrediction(n_samples=T, tau=spread(tau, mean), draws=again, **values, **more)
+    return RegressionPrediction(n_samples=T, tau=spread(tau, mean), draws=draws and partial(draws, T), **values, **more)
 
 
 def _feed(

@@ -260,8 +260,7 @@ class Network:
             first = undisturbed(lambda: self.raw(inputs), 0, torch.equal)
             if (left := contents_of(self.module))[0] != before[0] and not undisturbed.draws:
                 self._warn_if_stateful(inputs, first)
-        changed = [path for path, contents in guarded if contents.restore()]
-        if changed:
+        if changed := [path for path, contents in guarded if contents.restore()]:
             what = f"a pass through {type(self.module).__name__} changes an object of yours that no copy of it has"
             cure = "remove the hook or the global state, or keep it as an attribute of the network"
             raise MCBNError(f"{what}, {changed[0]}; {cure}")
@@ -395,9 +394,8 @@ def pick_output(result: Any, output: Output = None) -> Tensor:
     elif output is not None:
         picked = _lookup(result, output)
     elif not isinstance(result, Tensor):
-        entries = [_lookup(result, key) for key in OUTPUT_KEYS]
         only = result[0] if isinstance(result, tuple | list) and len(result) == 1 else result
-        picked = next((entry for entry in entries if entry is not None), only)
+        picked = next((entry for key in OUTPUT_KEYS if (entry := _lookup(result, key)) is not None), only)
     if not isinstance(picked, Tensor):
         boxes = isinstance(result, list) and any(isinstance(entry, dict) for entry in result)
         cure = "a function of it" if not boxes else BOXES

@@ -113,8 +113,7 @@ class Posterior:
         _require_one_fit(shares)
         numbers = [t for share in shares for t in share._numbers()]
         ascending, order = torch.tensor(numbers).sort()  # of the rows of all shares, laid end to end
-        twice = ascending[1:][ascending.diff() == 0].tolist()
-        if twice:
+        if twice := ascending[1:][ascending.diff() == 0].tolist():
             raise MCBNError(f"draw {twice[0]} is in several of the parts; merge parts that share no draw")
         index = order.to(next(iter(shares[0].mean.values())).device)
         kinds = [[getattr(share, kind) for share in shares] for kind in ("mean", "var")]
@@ -206,6 +205,5 @@ def _require_one_fit(shares: Sequence[Posterior]) -> None:
         if list(first.channels.items()) != list(share.channels.items()):
             raise MCBNError(f"the parts are of different layers (channels): {first.channels} and {share.channels}")
         for name in ("batch_size", "seed"):
-            one, other = getattr(first, name), getattr(share, name)
-            if one != other:
+            if (one := getattr(first, name)) != (other := getattr(share, name)):
                 raise MCBNError(f"the parts were drawn with {name}={one} and {name}={other}; fit them alike")

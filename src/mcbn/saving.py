@@ -164,8 +164,7 @@ def unpack(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
     current = fingerprint(model)
     with damage_told(path):
         require_same_structure(path, json.loads(metadata["structure"]), structure(model))
-    same_dtype = metadata.get("weights_dtype") == current["weights_dtype"]
-    if same_dtype and metadata.get("weights") != current["weights"]:
+    if metadata.get("weights_dtype") == current["weights_dtype"] and metadata.get("weights") != current["weights"]:
         what = f"{path} was fitted on other weights than this network now has"
         warnings.warn(f"mcbn: {what}: load the fitted weights first, or fit again", stacklevel=3)
     with damage_told(path):
@@ -228,8 +227,7 @@ def to_state(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], tau: Te
 
 def from_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str], Tensor]:
     """Take apart what `to_state` joined: tensors, text and tau."""
-    missing = [key for key in (METADATA, TAU) if not isinstance(state.get(key), Tensor)]
-    if missing:
+    if missing := [key for key in (METADATA, TAU) if not isinstance(state.get(key), Tensor)]:
         raise MCBNError(f"not a state_dict of an MCBN: {missing[0]!r} is missing; it has {sorted(state)[:5]}")
     with damage_told("the state_dict"):
         metadata: dict[str, str] = {"task": "", **json.loads(bytes(state[METADATA].cpu().tolist()))}

@@ -131,8 +131,7 @@ class Diagnosis:
             yield f"drift: {drift.describe(*far)}"
         if self.shift and self.shift.far:
             yield f"drift of all layers together: {drift.describe(self.shift)}"
-        other = max(self.layers, key=lambda row: row.offset)
-        if other.offset > drift.EFFECT_LIMIT:
+        if (other := max(self.layers, key=lambda row: row.offset)).offset > drift.EFFECT_LIMIT:
             apart = f"the data given lies {other.offset:.2f} standard deviations from the draws"
             yield f"other data: in layer {other.layer!r} {apart}; check with the data that fit was given"
 
@@ -200,9 +199,8 @@ def check(bayes: "MCBN[Any]", data: Any, *, seed: int = 0, n_examples: int = ENO
     shares, failure = _shares(network, posterior, first)
     M, N = posterior.batch_size, drawn.n_examples
     factor = 1.0 if N is None else max(N - M, 0) / (N - 1)
-    rows = [_layer(n, population, factor, drifts.get(n), shares.get(n)) for n in posterior.layers]
     return Diagnosis(
-        tuple(rows),
+        tuple(_layer(n, population, factor, drifts.get(n), shares.get(n)) for n in posterior.layers),
         n_samples=posterior.n_samples,
         batch_size=M,
         n_examples=N,

@@ -142,8 +142,7 @@ def toy(n: int = 100, *, seed: int = 0) -> Regression:
     start, end = GAP
     x = torch.rand(n, generator=generator, dtype=torch.float64) * (HIGH - LOW - (end - start)) + LOW  # (n,)
     x = torch.where(x < start, x, x + (end - start))  # the upper part moves past the gap
-    noise = NOISE_STD * torch.randn(n, generator=generator, dtype=torch.float64)  # (n,)
-    return Regression(x[:, None], x * x.sin() + noise)
+    return Regression(x[:, None], x * x.sin() + NOISE_STD * torch.randn(n, generator=generator, dtype=torch.float64))
 
 
 def split(n: int, number: int) -> Split:

@@ -63,8 +63,7 @@ def split(
     """
     *nodes, last = graph.nodes
     result = last.all_input_nodes[0]
-    again = {node for node in nodes if node.op == "get_attr" or node in both}
-    behind = {*later, *again}
+    behind = {*later, *(node for node in nodes if node.op == "get_attr" or node in both)}
     crossing = [n for n in nodes if n not in behind and (n is result or any(user in behind for user in n.users))]
     first, second = fx.Graph(), fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}

@@ -184,8 +184,7 @@ class PerExample(BatchNormMode):
 def normalize_each(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """Apply scales and shifts (N, C) to x (N, C, ...), in their dtype; x's dtype returns."""
     if x.ndim > 2:
-        shape = (*scale.shape, *(1,) * (x.ndim - 2))
-        scale, shift = scale.reshape(shape), shift.reshape(shape)
+        scale, shift = (values.reshape(*values.shape, *(1,) * (x.ndim - 2)) for values in (scale, shift))
     if x.dtype == scale.dtype:
         return torch.addcmul(shift, x, scale)  # `to` alone would leave an assertion in an exported graph
     return torch.addcmul(shift, x.to(scale.dtype), scale).to(x.dtype)

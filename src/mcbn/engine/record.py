@@ -145,10 +145,9 @@ class Recorder:
         rows += rows[-1:] * (GROUP - len(rows))
         try:
             stacked = self.network.prepare([torch.stack(column) for column in zip(*rows, strict=True)])
-            of_group = torch.vmap(program)(*stacked)
+            return _first(torch.vmap(program)(*stacked), len(group))
         except Exception:  # no memory, or an operation without a batching rule
             return None
-        return _first(of_group, len(group))
 
 
 def release_memory() -> None:

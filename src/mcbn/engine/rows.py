@@ -130,5 +130,4 @@ def _place(first: Tensor, second: Tensor, alike: list[Place], likely: Iterable[P
             stayed, replaced = (half_agree(*pair) for pair in pairs)
             if stayed and not replaced:
                 return place
-    unseen = alike and half_agree(first, second)  # a comparison, zeros of some shape
-    return alike[0] if unseen else MIXED
+    return alike[0] if alike and half_agree(first, second) else MIXED  # a comparison, zeros of some shape

@@ -248,8 +248,7 @@ class ReplayTracer(Tracer, Replay):
 
     def write_norm(self, call: BatchNormCall, output: Tensor) -> None:
         """Write down a node of its own."""
-        computed = [t for t in (call.weight, call.bias) if t is not None and id(t) not in self.constants]
-        if computed:
+        if computed := [t for t in (call.weight, call.bias) if t is not None and id(t) not in self.constants]:
             varying = reached(self.graph, lambda node: node.op == "placeholder" or node.target is batch_norm)
             if any(self._node(tensor) in varying for tensor in computed):
                 self._refuse("a batch norm's weights depend on the inputs")

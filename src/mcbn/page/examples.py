@@ -58,8 +58,7 @@ def tile(pixels: Pixels, name: str = "", alt: str = "") -> dict[str, str]:
 
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
-    address = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-    return {"address": address, "name": name, "alt": alt}
+    return {"address": f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}", "name": name, "alt": alt}
 
 
 def is_image(x: Any) -> bool:

@@ -311,8 +311,7 @@ def identify(bayes: MCBN[Any]) -> str:
 
 def on_device(bayes: MCBN[Any], device: torch.device) -> MCBN[Any]:
     """Copy a fitted MCBN to a device, without the network it was made from."""
-    module = copy.deepcopy(bayes.engine.network.module).to(device)
-    return bayes.with_posterior(bayes.posterior.to(device), model=module)
+    return bayes.with_posterior(bayes.posterior.to(device), model=copy.deepcopy(bayes.engine.network.module).to(device))
 
 
 def _digest(value: Any) -> str:

@@ -111,8 +111,7 @@ class MCBNRegressor(RegressorMixin, MCBNEstimator):  # type: ignore[misc]
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train on X (N, Q) and y (N,) or (N, D); fit and tune MCBN."""
         x, target = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2)
-        rows = distinct(x, target, _weights(sample_weight, x))
-        return self._train(rows, 1 if target.ndim == 1 else target.shape[1])
+        return self._train(distinct(x, target, _weights(sample_weight, x)), 1 if target.ndim == 1 else target.shape[1])
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> Any:
         """Predict the mean, shaped as y was; with return_std also the predictive std, noise included."""

@@ -168,8 +168,7 @@ class ParquetTable:
             batch, skip = batch.slice(min(skip, len(batch))), max(0, skip - len(batch))
             held.append(batch.slice(0, left))
             left -= len(held[-1])
-            rows = sum(map(len, held))
-            if rows >= size or not left:
+            if (rows := sum(map(len, held))) >= size or not left:
                 joined = self._arrow.Table.from_batches(held).combine_chunks()
                 whole = rows if not left else rows - rows % size
                 for first in range(0, whole, size):
