@@ -40,8 +40,7 @@ def pages(root: Annotated[Path, typer.Option(help="the checkout")] = Path()) -> 
     changed: list[object] = []
     for path in sorted(path for pattern in PAGES for path in root.glob(pattern)):
         text = path.read_text()
-        renewed = MARKED.sub(partial(_renew, path, root), text)
-        if renewed != text:
+        if (renewed := MARKED.sub(partial(_renew, path, root), text)) != text:
             changed.append(write_text(path, renewed))
     return changed or ["every table is that of the records"]
 

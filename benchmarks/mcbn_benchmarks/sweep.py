@@ -59,8 +59,7 @@ def play(parts: int, median: float, gpus: int, assumed: Mapping[str, float]) -> 
     while parts:
         driver = max(driver, free[0]) + assumed["driver_seconds"]
         needed = random.lognormal(np.log(median), assumed["pass_spread"])
-        fails = random.exponential(3600 / assumed["failures_per_gpu_hour"])
-        if fails < needed:
+        if (fails := random.exponential(3600 / assumed["failures_per_gpu_hour"])) < needed:
             lost += 1
             heapreplace(free, driver + fails + random.lognormal(*start))
         else:

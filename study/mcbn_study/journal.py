@@ -63,8 +63,7 @@ class Journal:
 
     def _refresh(self) -> None:
         """Read again where another run has added to the file."""
-        size = self.path.stat().st_size if self.path.exists() else 0
-        if size != self.size:
+        if (size := self.path.stat().st_size if self.path.exists() else 0) != self.size:
             self.records, self.size = read(self.path), size
 
     def append(self, records: Iterable[Record]) -> None:
@@ -88,8 +87,7 @@ class CellJournal(Journal):
 
     def __init__(self, folder: str | Path, config: Mapping[str, Any]) -> None:
         super().__init__(folder, config)
-        path = self.folder / "settings.json"
-        if not path.exists():
+        if not (path := self.folder / "settings.json").exists():
             if self.path.exists():
                 raise MCBNError(f"{folder} holds records but no settings.json; use another folder with --out")
             write_text(path, json.dumps(self.config, indent=1) + "\n")
@@ -110,15 +108,13 @@ class CellJournal(Journal):
 
     def finish(self, cell: str, tensors: Mapping[str, Tensor], records: list[Record]) -> None:
         """Write a cell's file, then its records."""
-        metadata = {"records": json.dumps(records), "settings": json.dumps(self.config)}
-        write_tensors(self._cell(cell), tensors, metadata)
+        write_tensors(self._cell(cell), tensors, {"records": json.dumps(records), "settings": json.dumps(self.config)})
         (self.folder / "cells" / ".gitignore").write_text("*\n")  # to go on from, not to publish
         self.append(records)
 
     def load(self, cell: str) -> dict[str, Tensor] | None:
         """Return the tensors of a finished cell, None if there is none; records it still owes are added."""
-        path = self._cell(cell)
-        if not path.exists():
+        if not (path := self._cell(cell)).exists():
             return None
         tensors, metadata = read_tensors(path, hint="remove it")
         if json.loads(metadata["settings"]) != self.config:

@@ -42,8 +42,7 @@ def environment(device: str) -> Environment:
     name = names[0].strip() if names else platform.processor() or platform.machine()
     cpu = f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
     hardware = torch.cuda.get_device_name() if device == "cuda" else cpu
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return Environment(device, hardware, torch.__version__, _commit(), now)
+    return Environment(device, hardware, torch.__version__, _commit(), datetime.now(UTC).isoformat(timespec="seconds"))
 
 
 def _commit() -> str:

@@ -62,8 +62,7 @@ def chosen_decays(folder: Path, profile: Profile, dataset: str) -> list[float]:
     """Read the lambda that the regression study chose for MCBN on each split."""
     records = Journal(folder).find(kind="test", dataset=dataset, method="mcbn")
     decays = {r["split"]: float(r["config"]["weight_decay"]) for r in records}
-    missing = [s for s in profile.sensitivity_splits if s not in decays]
-    if missing:
+    if missing := [s for s in profile.sensitivity_splits if s not in decays]:
         command = f"mcbn reproduce regression --datasets {dataset} --methods mcbn --out {folder}"
         lacking = f"{folder} has no MCBN runs of {dataset} on split {missing[0]}, whose weight decay is needed here"
         raise MCBNError(f"{lacking}; first run `{command}`, or name another folder with --regression")

@@ -94,9 +94,8 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = 
     align: l or r for every column, the last letter for all that follow; padded: columns are straight in the source too.
     """
     lines = [header, *rows]
-    sides = [side == "r" for side in align.ljust(len(header), align[-1])]
     widths = [max(map(len, column)) if padded else 0 for column in zip(*lines, strict=True)]
-    columns = list(zip(widths, sides, strict=True))
+    columns = list(zip(widths, (side == "r" for side in align.ljust(len(header), align[-1])), strict=True))
     rule = ["-" * (w + 2 - right) + ":" * right if padded else f" ---{':' * right} " for w, right in columns]
     text = [
         " | ".join(cell.rjust(w) if right else cell.ljust(w) for cell, (w, right) in zip(line, columns, strict=True))

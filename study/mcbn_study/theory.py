@@ -119,8 +119,7 @@ def kl_derivative(
     Teye et al. 2018, appendix 1.4, Eq. (7).
     """
     mean_q, std_q, mean_p, std_p = _tensors(mean_q, std_q, mean_p, std_p)
-    pull = (std_q * std_slope + mean_q * mean_slope - mean_p * mean_slope) / std_p.square()
-    return pull - std_slope / std_q
+    return (std_q * std_slope + mean_q * mean_slope - mean_p * mean_slope) / std_p.square() - std_slope / std_q
 
 
 def _tensors(*values: Numbers) -> list[Tensor]:
@@ -274,8 +273,7 @@ def objective_gap(
     """
     prior = prior or implied_prior(model, weight_decay, n, tau)
     network = LiveNetwork(model)
-    parameters = [p for p in network.module.parameters() if p.requires_grad]
-    if not parameters:
+    if not (parameters := [p for p in network.module.parameters() if p.requires_grad]):
         raise MCBNError(f"{type(network.module).__name__} has no parameter that requires a gradient; unfreeze it first")
     with torch.enable_grad():
         predicted, divergence = _run_and_penalize(network, prior, x, batch_size)
@@ -284,8 +282,7 @@ def objective_gap(
             raise MCBNError(f"the network gives {shapes}; shape these alike")
         data = 0.5 * (predicted - y.to(predicted)).square().sum() / len(y)  # Gaussian noise of precision tau, over tau
         kl = divergence / (n * tau)
-        squares = [p.square().sum() for p in parameters if p.ndim > 1]
-        decay = 0.5 * weight_decay * sum(squares, start=0.0 * data)
+        decay = 0.5 * weight_decay * sum((p.square().sum() for p in parameters if p.ndim > 1), start=0.0 * data)
         gradient = partial(torch.autograd.grad, inputs=parameters, retain_graph=True, materialize_grads=True)
         slopes = [[slope.double().flatten() for slope in gradient(value)] for value in (data, kl, decay)]
     of_data, of_kl, of_decay = map(torch.cat, slopes)

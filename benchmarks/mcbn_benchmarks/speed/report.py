@@ -120,8 +120,7 @@ def _compare_times(case: str, n: int, group: Sequence[Record]) -> Iterator[Compa
             scaled = f"theirs scaled from {few} draws" if few < theirs.n_samples else ""
             shown = _time(times[0]), other, _time(times[1]), ratio, scaled if theirs.milliseconds else theirs.note
             yield Comparison(case, None if mine == "linear" else n, methods[mine][0].n_samples, *shown)
-    splits = [r.value for r in group if r.method == CRPS_DIFFERENCE and r.value is not None]
-    if splits:
+    if splits := [r.value for r in group if r.method == CRPS_DIFFERENCE and r.value is not None]:
         each = f"splits: {', '.join(f'{value:+.2%}' for value in splits)}"
         yield Comparison(case, None, group[0].n_samples, "", CRPS_DIFFERENCE, "", mean(splits), each)
 

@@ -188,5 +188,4 @@ def state(model: nn.Module) -> list[Any]:
     """Collect what must be bit-identical afterwards: tensors, modes, hooks, attributes."""
     held, modules = model.state_dict(keep_vars=True).items(), model.named_modules()
     tensors = [(name, tensor.data_ptr(), tensor.detach().cpu().numpy().tobytes()) for name, tensor in held]
-    modes = [(name, m.training, sorted(vars(m)), len(hooks_of(m))) for name, m in modules]
-    return [tensors, modes]
+    return [tensors, [(name, m.training, sorted(vars(m)), len(hooks_of(m))) for name, m in modules]]

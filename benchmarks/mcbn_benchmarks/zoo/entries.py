@@ -52,9 +52,8 @@ def _called(name: str, source: dict[str, Any]) -> Specimen:
     call, options = source | special, source.get("options", {}) | special.get("options", {})
     build = getattr(import_module(call["module"].replace("NAME", name)), call.get("call", name))
     positional = [arg.replace("NAME", name) if isinstance(arg, str) else arg for arg in call.get("arguments", [])]
-    tuples = {key: tuple(value) for key, value in options.items() if isinstance(value, list)}
-    absent = {key: None for key, value in options.items() if value == "None"}
-    model = build(*positional, **options | tuples | absent)
+    read = {key: tuple(v) if isinstance(v, list) else None if v == "None" else v for key, v in options.items()}
+    model = build(*positional, **read)
     if isinstance(getattr(getattr(model, "features", None), "final_pool", None), nn.AvgPool2d):
         model.features.final_pool = nn.AdaptiveAvgPool2d(1)  # made for 224 pixels
     return Specimen(model, torch.randn(call.get("rows", ROWS), *call["shape"]), call.get("batch_size", 4))

@@ -88,15 +88,13 @@ def digits(*, n: int, seed: int) -> Bytes:
     with extra("sklearn", "handwritten digits come with scikit-learn"):
         from sklearn.datasets import load_digits  # type: ignore[import-untyped, unused-ignore]
     small = np.random.default_rng(seed).permutation(load_digits().images * (255 / 16))[:n]  # (n, 8, 8)
-    large = small.repeat(SIDE // 8, 1).repeat(SIDE // 8, 2).round().astype(np.uint8)
-    return np.repeat(large[:, None], 3, 1)
+    return small.repeat(SIDE // 8, 1).repeat(SIDE // 8, 2).round().astype(np.uint8)[:, None].repeat(3, 1)
 
 
 def photographs(archive: str, allowed: tuple[int, ...], *, n: int, seed: int) -> Bytes:
     """Cut squares whose every pixel has an allowed label from the photographs in turn; (n, 3, 32, 32)."""
-    path = require(Path(archive).parent.name, (archive,)) / archive
     generator, squares = np.random.default_rng(seed), list[Bytes]()
-    with zipfile.ZipFile(path) as file:
+    with zipfile.ZipFile(require(Path(archive).parent.name, (archive,)) / archive) as file:
         names = list_pairs(file)
         for name in (name for _ in range(TRIES) for name in generator.permutation(names).tolist()):
             square = _square(*open_pair(file, name), allowed, generator)

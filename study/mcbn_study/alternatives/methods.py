@@ -102,8 +102,7 @@ def _joint(material: Material) -> Sampler:
 def _abnn(material: Material) -> Sampler:
     labels: Any = material.clean.y.tolist()
     loader = DataLoader(StackDataset(material.train, labels), ABNN_BATCH_SIZE, shuffle=True)
-    rival = ABNN(material.network, "classification").fit(loader, n_samples=material.n_samples, seed=material.seed)
-    return rival.sample
+    return ABNN(material.network, "classification").fit(loader, n_samples=material.n_samples, seed=material.seed).sample
 
 
 def _usual_dropout(material: Material) -> Sampler:

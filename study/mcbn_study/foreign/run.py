@@ -81,8 +81,7 @@ def cifar(weights: Path, out: Path, *, n_test: int = 1000, **draws: int) -> Path
 def run(out: Path, *, networks: Sequence[str], weights: Path, n_test: int, n_samples: int, device: str) -> None:
     """Score networks, of photographs all where none is named, on five animals; weights: of `load_published`."""
     journal = Journal(out, {"n_samples": n_samples, "n": n_test}, device)
-    chosen = [require_choice("--networks", network, NETWORKS) for network in networks or PUBLISHED]
-    for network in chosen:
+    for network in [require_choice("--networks", network, NETWORKS) for network in networks or PUBLISHED]:
         score = partial(score_photographs, weights) if network in PUBLISHED else score_resnet
         for row in score(network, n_test, n_samples, device):
             journal.add([{"kind": "foreign", "network": network, **row}])

@@ -178,8 +178,7 @@ def keep_where(chosen: Tensor, values: Sequence[Tensor], kept: Sequence[Tensor])
 @torch.no_grad()
 def drawn(network: MNFNetwork, x: Tensor, keys: Keys, n_samples: int) -> Iterator[Tensor]:
     """Draw T networks of each, by the streams called `keys`, and run them on x (S, n, Q): (S, t, n, D) at a time."""
-    widest = x.shape[0] * max(1, x.shape[1]) * max(network.sizes)
-    step = max(1, CHUNK.get(x.device.type, CHUNK["cpu"]) // widest)
+    step = max(1, CHUNK.get(x.device.type, CHUNK["cpu"]) // (x.shape[0] * max(1, x.shape[1]) * max(network.sizes)))
     purposes = [(*key, DRAWS) for key in keys]
     for start in range(0, n_samples, step):
         yield network.sample(x, draw_noise(purposes, start, min(start + step, n_samples), network.draw_size).to(x))

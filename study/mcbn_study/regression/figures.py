@@ -27,8 +27,7 @@ def write_figures(predictions: Path, out: Path) -> list[Path]:
     """Write a PNG per method with predictions (first seed, lowest split), Figure 2 (left), and toy.png, Figure 1."""
     written = []
     for method in tracked(METHODS, "drawing figures", "method"):
-        files = {name: file for name in NAMES if (file := first_split(predictions, name, method))}
-        if files:
+        if files := {name: file for name in NAMES if (file := first_split(predictions, name, method))}:
             written.append(save_figure(_grid(method, files), out / f"uncertainty_error_{method}.png"))
     if (predictions / "toy.npz").exists():
         *vectors, constant_std = load_arrays(predictions / "toy.npz", TOY).values()

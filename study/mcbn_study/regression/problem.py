@@ -113,8 +113,7 @@ def random_bits(keys: Tensor, counters: Tensor) -> Tensor:
 
 def uniforms(keys: Tensor, outer: Tensor, n_rows: int, n_units: int) -> Tensor:
     """Draw float32 numbers in [0, 1) by (stream, outer position (A,), row, unit) alone: (R, A, n_rows, n_units)."""
-    rows = torch.arange(n_rows, device=keys.device)
-    units = torch.arange(n_units, device=keys.device)
+    rows, units = (torch.arange(count, device=keys.device) for count in (n_rows, n_units))
     counters = (outer[:, None, None] << 32) + (rows[:, None] << 10) + units  # (A, rows, units)
     bits = _shift(random_bits(keys, counters.flatten()), 64 - _FEW_BITS)
     return bits.float().mul_(2.0**-_FEW_BITS).view(len(keys), *counters.shape)
@@ -122,8 +121,7 @@ def uniforms(keys: Tensor, outer: Tensor, n_rows: int, n_units: int) -> Tensor:
 
 def row_orders(keys: Tensor, n_rows: Tensor, epochs: Tensor) -> Tensor:
     """Permute rows of streams, keys and n_rows (R,), for epochs (E,): (R, E, N), N the most; padding rows come last."""
-    N = int(n_rows.max())
-    rows = torch.arange(N, device=keys.device)
+    rows = torch.arange(int(n_rows.max()), device=keys.device)  # (N,)
     counters = (epochs[:, None] << 32) + rows  # (E, N)
     bits = random_bits(keys, counters.flatten()).view(len(keys), *counters.shape)
     return bits.masked_fill_(rows >= n_rows[:, None, None], _LAST).argsort(-1)

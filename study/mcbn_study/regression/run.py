@@ -61,8 +61,7 @@ def list_tasks(study: Study, datasets: Names, methods: Names) -> list[Task]:
     for dataset, method in product(datasets, methods):
         name = f"{dataset}-test-{method}"
         seeds = study.profile.seeds[: 1 if method == "ensemble" else None]
-        recorded = study.has_runs(seeds, kind="test", dataset=dataset, method=method)
-        if recorded or study.journal.load(name) is not None:
+        if study.has_runs(seeds, kind="test", dataset=dataset, method=method) or study.journal.load(name) is not None:
             continue
         if method in TESTED:
             family, _ = TESTED[method]
@@ -121,8 +120,7 @@ def _tune_ensemble(study: Study, choices: Choices) -> list[Choice]:
 
 def _members(study: Study, choices: Choices) -> Tensor:
     """Return the test outputs of the plain BN networks, (B K, n): those of method "bn" if tested, else made anew."""
-    finished = study.journal.load(f"{study.dataset}-test-bn")
-    if finished is not None:
+    if (finished := study.journal.load(f"{study.dataset}-test-bn")) is not None:
         return finished["mean"]
     problem = final_problem(study)
     return torch.cat(outputs(study, train_chosen(study, problem, choices, "bn"), problem, "plain", 1)).float()

@@ -61,8 +61,7 @@ class CrossValidation:
         every, most = self.profile.evaluate_every, self.profile.max_epochs
         evaluator = Evaluator(self.problem, self.networks.batch_size, self.profile.selection_samples)
         while bool(self.running.any()) and self.trainer.epoch + every <= most:
-            running = self._running()
-            if len(running) <= SHRINK * len(self._place):
+            if len(running := self._running()) <= SHRINK * len(self._place):
                 self.trainer.keep(running)
                 self._place = self._place[running]
             self.trainer.advance(every)
@@ -175,8 +174,7 @@ def fold_problem(study: Study, *, splits: Sequence[int] = (), seeds: Sequence[in
 
 def search_cell(study: Study, family: Family, cell: str, grid: Grid) -> Search:
     """Return what one cell of the cross-validation found; one that has no file yet is run and written."""
-    search = study.journal.load(cell)
-    if search is None:
+    if (search := study.journal.load(cell)) is None:
         started = time.perf_counter()
         problem = fold_problem(study)
         networks = grid_networks(problem, grid, family, describe(study.dataset).hidden_units)

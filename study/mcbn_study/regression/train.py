@@ -174,8 +174,7 @@ def train_streams(
             for i in (i for i, r in enumerate(present) if chosen[r][1] == end):
                 one = torch.tensor([i], device=problem.device)
                 trained[present[i]] = trainer.networks[one], take(trainer.values, one)
-            left = [i for i, r in enumerate(present) if chosen[r][1] > end]
-            if left:
+            if left := [i for i, r in enumerate(present) if chosen[r][1] > end]:
                 trainer.keep(torch.tensor(left, device=problem.device))
     return [trained[r] for r in range(len(chosen))]
 

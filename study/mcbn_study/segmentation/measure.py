@@ -73,8 +73,7 @@ class QueryInside(batch_norm.Record):
     def answer(self, call: batch_norm.BatchNormCall) -> Tensor:
         """Normalise this call, and drop the companions when they are needed no more."""
         output = super().answer(call)
-        done = call.layer in self.chosen and len(self.mean) == len(self.chosen)
-        return output[:1] if done else output
+        return output[:1] if call.layer in self.chosen and len(self.mean) == len(self.chosen) else output
 
 
 def with_maps(pred: ClassificationPrediction) -> Segmented:

@@ -33,8 +33,7 @@ def write(out: str | Path) -> list[Path]:
     for record in (recorded := read(out / RECORDS)):
         record.setdefault("seed", record["config"].get("seed", 0))
     records = sorted(latest(recorded, ("dataset", "method", "seed")), key=lambda r: r["seed"])
-    scored = [record for record in records if record["kind"] == "scores"]
-    if not scored:
+    if not (scored := [record for record in records if record["kind"] == "scores"]):
         raise MCBNError(f"{out} holds no scores yet; run `mcbn reproduce segmentation --out {out}`")
     header = ("dataset", "method", "seed", "metric", "value")
     rows = [(*(r[key] for key in header[:3]), name, value) for r in scored for name, value in r["scores"].items()]

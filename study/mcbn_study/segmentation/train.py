@@ -80,8 +80,7 @@ def training_batches(scenes: Scenes, batch_size: int, n_samples: int, *, seed: i
     """Yield T batches of inputs as training sees them, each of M different images."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(n_samples):
-        rows = torch.randperm(len(scenes), generator=generator)[:batch_size]
-        yield show(scenes, draw_views(rows, generator))[0]
+        yield show(scenes, draw_views(torch.randperm(len(scenes), generator=generator)[:batch_size], generator))[0]
 
 
 def train(
@@ -183,12 +182,11 @@ def save_network(network: nn.Module, profile: SceneProfile, path: Path) -> None:
 
 def load_network(profile: SceneProfile, path: Path) -> nn.Module:
     """Read the weights of exactly these settings, in eval mode."""
-    network = profile.network()
     tensors, metadata = read_tensors(path, hint="remove it to train anew")
     if metadata != _metadata(profile):
         trained = f"{path} was trained with other settings ({metadata.get('profile')})"
         raise MCBNError(f"{trained}; remove it, or use another folder with --out")
-    return load_weights(network, tensors, path)
+    return load_weights(profile.network(), tensors, path)
 
 
 def _metadata(profile: SceneProfile) -> dict[str, str]:
