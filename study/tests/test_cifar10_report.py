@@ -80,7 +80,7 @@ def test_a_network_trained_otherwise_stands_beside_the_papers(tmp_path: Path) ->
     journal.extend(tmp_path / "records.jsonl", [*study(), *other])
     report.write(tmp_path)
     text = (tmp_path / "table.md").read_text()
-    assert "Trained on all 50,000 images" in text
+    assert "trained on all 50,000 images" in text
     assert text.count("## PLL over the number of passes") == 2
     assert text.count("## MCBN over the batch size M") == text.count("## Fresh batches") == 1
     line = next(line for line in text.splitlines() if " ours, 50,000 images " in line)
