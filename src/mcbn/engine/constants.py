@@ -53,6 +53,6 @@ NARROW_WARPS = 4  # of a block
 NARROW_BLOCKS = {16: 4, 32: 4, 64: 3}  # that a multiprocessor should hold, by outputs: bounds registers
 NARROW_BLOCKS_OF_16 = 8  # from 16 inputs to 16 outputs
 THREADS = 256  # of a block of the kernels `scaled` and `halved`: 128 the same, 64 and 512 cost ResNet-50 a tenth
-PROBABILITIES_THREADS = 128  # of a block: 32 classes take 168 registers (sm_90), so 384 threads fit; in blocks of 256, 256
+PROBABILITIES_THREADS = 128  # of a block: 32 classes take 168 registers (sm_90): 384 threads fit, of blocks of 256 256
 PROBABILITIES_MOST_CLASSES = 32  # registers of a thread
 PROBABILITIES_LEAST_PLACES = 2**13  # a thread each: 64 blocks for the 132 multiprocessors of an H200; not timed
