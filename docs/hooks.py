@@ -43,6 +43,14 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     return re.sub(r"(?:^\|.*\n?)+", _legible, OUTSIDE.sub(r"\1 (`\2`)", inside), flags=re.MULTILINE)
 
 
+def on_page_content(html: str, **_: object) -> str:
+    """Keep a number on one line with its per cent sign, its error and its exponent; code and headings of columns stay as they are."""
+    pieces = re.split(r"(<pre\b.*?</pre>|<code\b.*?</code>|<th\b.*?</th>)", html, flags=re.DOTALL)
+    joined = (re.sub(r"(?<=\d) (?=%)|(?<=±) (?=\d)", "\u00a0", piece) for piece in pieces[::2])
+    pieces[::2] = [re.sub(r"(?<=\dE)-(?=\d)", "\u2011", piece) for piece in joined]
+    return "".join(pieces)
+
+
 def _legible(table: re.Match[str]) -> str:
     """Columns of words stand to the left, and a number stays with its error."""
     head, rule, *rows = table[0].replace("± ", "±\u00a0").splitlines()

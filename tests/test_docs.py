@@ -182,6 +182,13 @@ def test_a_table_of_the_site_can_be_read() -> None:
     assert "|---|---:|" in hooks["on_page_markdown"](words, page=page, config=None)
 
 
+def test_a_number_stays_on_one_line_with_its_sign_but_not_in_code() -> None:
+    pytest.importorskip("mkdocs")
+    keep = runpy.run_path(str(DOCS / "hooks.py"))["on_page_content"]
+    shown = keep("<p>95 % of 3 ± 1, p = 2E-11</p><pre>95 %</pre><p><code>2E-11</code> 5 %</p>")
+    assert shown == ("<p>95\u00a0% of 3 ±\u00a01, p = 2E\u201111</p><pre>95 %</pre><p><code>2E-11</code> 5\u00a0%</p>")
+
+
 def test_a_page_of_results_that_is_missing_is_named_with_what_makes_it(tmp_path: Path) -> None:
     exceptions = pytest.importorskip("mkdocs.exceptions")
     on_files = runpy.run_path(str(DOCS / "hooks.py"))["on_files"]
