@@ -44,10 +44,15 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
 
 def on_page_content(html: str, **_: object) -> str:
-    """Keep a number on one line with its per cent sign, its error and its exponent; code and headings of columns stay as they are."""
+    """Keep a number with its per cent sign, error and exponent; long names in a table may go on below.
+
+    Code and the headings of columns stay as they are.
+    """
     pieces = re.split(r"(<pre\b.*?</pre>|<code\b.*?</code>|<th\b.*?</th>)", html, flags=re.DOTALL)
-    joined = (re.sub(r"(?<=\d) (?=%)|(?<=±) (?=\d)", "\u00a0", piece) for piece in pieces[::2])
-    pieces[::2] = [re.sub(r"(?<=\dE)-(?=\d)", "\u2011", piece) for piece in joined]
+    for i, piece in enumerate(pieces[::2]):
+        joined = re.sub(r"(?<=\d) (?=%)|(?<=±) (?=\d)", "\u00a0", piece)
+        whole = re.sub(r"(?<=\dE)-(?=\d)", "\u2011", joined)
+        pieces[2 * i] = re.sub(r"(?<=<td>)\w+(?=</td>)", lambda name: name[0].replace("_", "_<wbr>"), whole)
     return "".join(pieces)
 
 
