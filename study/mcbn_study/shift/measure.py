@@ -4,7 +4,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from itertools import product
+from itertools import cycle, product
 from typing import Any
 
 import numpy as np
@@ -206,18 +206,23 @@ def pairs(
     subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severity: int, *, known: bool = False
 ) -> Iterator[Record]:
     """Repair from unlabelled images of two classes; known: beside a reference of these classes alone."""
-    bayes, n, middle = subject.fit(profile), profile.n_pool, severity in profile.power_severities[1:2]
-    for kind, images in corrupted.at(severity) if middle or (severity == 0 and not known) else ():
+    if severity not in profile.power_severities[1:2] and (severity or known):
+        return
+    bayes, n = subject.fit(profile), profile.n_pool
+    homes = [corrupted.home]
+    if known:
+        homes = [corrupted.home[torch.isin(corrupted.home_y, corrupted.y.new_tensor(pair))] for pair in profile.pairs]
+    how: dict[str, Any] = {"batch_size": profile.batch_size, "false_alarms": RATE_OF_PAIR if known else ALPHA}
+    watches = [bayes.watch(subject.prepare(home), **how) for home in homes]
+    for kind, images in corrupted.at(severity):
         x, y, labels = subject.prepare(images[n:]), corrupted.y[n:], corrupted.y[:n]
         before = _probs(bayes, x)
-        for pair in profile.pairs:
-            here, there, among = (torch.isin(of, of.new_tensor(pair)) for of in (labels, corrupted.home_y, y))
-            home, rate = corrupted.home[there] if known else corrupted.home, RATE_OF_PAIR if known else ALPHA
-            watch = bayes.watch(subject.prepare(home), batch_size=profile.batch_size, false_alarms=rate)
+        for pair, watch in zip(profile.pairs, cycle(watches), strict=False):
+            here, scored = (torch.isin(of, of.new_tensor(pair)) for of in (labels, y))
             pool = subject.prepare(images[:n][here][: profile.pool_of_pair])
             after = _probs(bayes.adapt(pool, reference=watch), x)
             row: Record = {"corruption": kind, "method": "adapt pair", "pair": pair, "n_pool": len(pool)}
-            on_pair = [float(metrics.accuracy(probs[among], y[among])) for probs in (before, after)]
+            on_pair = [float(metrics.accuracy(probs[scored], y[scored])) for probs in (before, after)]
             yield row | _scores(after, y) | dict(zip(("pair_before", "pair_after"), on_pair, strict=True))
 
 
