@@ -216,13 +216,12 @@ def pairs(
     watches = [bayes.watch(subject.prepare(home), **how) for home in homes]
     for kind, images in corrupted.at(severity):
         x, y, labels = subject.prepare(images[n:]), corrupted.y[n:], corrupted.y[:n]
-        before = _probs(bayes, x)
         for pair, watch in zip(profile.pairs, cycle(watches), strict=False):
             here, scored = (torch.isin(of, of.new_tensor(pair)) for of in (labels, y))
             pool = subject.prepare(images[:n][here][: profile.pool_of_pair])
             after = _probs(bayes.adapt(pool, reference=watch), x)
             row: Record = {"corruption": kind, "method": "adapt pair", "pair": pair, "n_pool": len(pool)}
-            on_pair = [float(metrics.accuracy(probs[scored], y[scored])) for probs in (before, after)]
+            on_pair = [float(metrics.accuracy(probs, y[scored])) for probs in (_probs(bayes, x[scored]), after[scored])]
             yield row | _scores(after, y) | dict(zip(("pair_before", "pair_after"), on_pair, strict=True))
 
 
