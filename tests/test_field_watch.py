@@ -405,10 +405,15 @@ def test_a_reference_too_small_says_how_much_it_takes() -> None:
     assert [needed_batches(rate) for rate in (0.5, 0.05, 0.01, 0.001)] == [1, 19, 99, 999]
 
 
-@pytest.mark.parametrize("false_alarms", [0, 1, -0.1, math.nan])
-def test_impossible_rates_are_refused(false_alarms: float) -> None:
+@pytest.mark.parametrize("false_alarms", [0, 1, -0.1, math.nan, "a"])
+def test_impossible_rates_are_refused(false_alarms: Any) -> None:
     with pytest.raises(mcbn.MCBNError, match="false_alarms must lie between 0 and 1"):
         fitted("table").watch(reference("table"), false_alarms=false_alarms)
+
+
+def test_a_file_is_no_watch_before_it_is_loaded() -> None:
+    with pytest.raises(mcbn.MCBNError, match=r"watch must be made by bayes.watch\(reference\) or loaded, got a str"):
+        fitted("table").predict(reference("table"), watch="home.watch")
 
 
 def test_inputs_of_another_shape_are_refused() -> None:

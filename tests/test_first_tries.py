@@ -253,7 +253,7 @@ MISTAKES: dict[str, Try] = {
         lambda b, x: b.fit(DataLoader([{"image": row} for row in x], batch_size=8)),
         "pass inputs='image': Sequential could not run",
     ),
-    "a number": (rows, lambda b, x: b.fit(3), "fit takes a DataLoader, a Dataset, tensors, arrays or a table; got a"),
+    "a number": (rows, lambda b, x: b.fit(3), "data must be a DataLoader, a Dataset, tensors, arrays or a table"),
     "no examples in a batch": (
         rows,
         lambda b, x: b.fit(DataLoader(TensorDataset(x), batch_size=8), batch_size=0),

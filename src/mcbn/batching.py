@@ -56,7 +56,7 @@ def read_source(data: Any) -> "Source | Stream":
         return Source(partial(fetch, data, loading.default_collate), range(len(data)))
     if isinstance(data, Iterable):
         return Stream(data)
-    raise MCBNError(f"fit takes a DataLoader, a Dataset, tensors, arrays or a table; got {batches.describe(data)}")
+    raise MCBNError(f"data must be a DataLoader, a Dataset, tensors, arrays or a table; got {batches.describe(data)}")
 
 
 def _population(loader: DataLoader[Any]) -> Sequence[int]:

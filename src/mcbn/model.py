@@ -226,6 +226,8 @@ class MCBN(Generic[P]):
         if tolerance is not None and not tolerance > 0:
             raise MCBNError(f"tolerance must be a positive number in the units of the prediction, got {tolerance!r}")
         engine, T = self.engine_for(n_samples, chunk_size)
+        if watch is not None and not hasattr(watch, "require_network_of"):
+            raise MCBNError(f"watch must be made by bayes.watch(reference) or loaded, got {batches.describe(watch)}")
         if watch is not None:
             watch.require_network_of(self)
         options: dict[str, Any] = {"keep": return_samples, "tolerance": tolerance}

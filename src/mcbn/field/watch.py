@@ -21,6 +21,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -419,7 +420,7 @@ def make_watch(
     bayes: MCBN[Any], data: Any, *, batch_size: int | None, false_alarms: float, run: int, seed: int
 ) -> Watch:
     """Make a watch of a fitted network and reference inputs: `MCBN.watch` says how."""
-    if not 0 < false_alarms < 1:
+    if not (isinstance(false_alarms, Real) and 0 < false_alarms < 1):
         raise MCBNError(f"false_alarms must lie between 0 and 1, got {false_alarms!r}")
     seed, run = batches.require_int("seed", seed, 0), batches.require_int("run", run, 1)
     reference = Reference(data, bayes.engine.network, bayes.inputs, run=run, seed=seed)
