@@ -52,7 +52,7 @@ def test_tables_are_those_of_the_records(out: Path) -> None:
         assert float(row["exact"]) == 0.95
     text = (out / "table.md").read_text()
     assert text.count("| layer 1 |") == 8
-    assert "40 batches of M out of N = 405 (boston)" in text
+    assert "40 batches of M out of N = 405 rows (boston)" in text
 
 
 def test_figures_are_images_and_nothing_is_left_over(out: Path) -> None:
