@@ -186,6 +186,10 @@ def test_layer_reading_is_its_definition() -> None:
     std = (metric.location[C : 2 * C] / 2).exp()
     assert reading.layers[0].offset == pytest.approx(float((moved[:C] / std).square().mean().sqrt()))
     assert reading.layers[0].width == pytest.approx(float((moved[C : 2 * C].median() / 2).exp()))
+    last = [*watch.channels.values()][-1]
+    assert reading.layers[-1].distance == pytest.approx(float((moved / metric.scale)[-2 * last :].square().mean()))
+    std, mean = (metric.location[-last:] / 2).exp(), moved[-2 * last : -last]
+    assert reading.layers[-1].offset == pytest.approx(float((mean / std).square().mean().sqrt()))
     assert float(layer_scores(metric.standardize(z[None]), watch.channels)[0, 0].exp()) == pytest.approx(
         reading.layers[0].distance
     )

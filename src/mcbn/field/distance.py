@@ -14,7 +14,7 @@ distribution of D (Vovk, Gammerman and Shafer 2005, Algorithmic Learning in a Ra
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -51,7 +51,9 @@ class Metric(NamedTuple):
 
 def coordinates(statistics: Statistics) -> Tensor:
     """Lay the statistics of batches (t, C) side by side: each call's means, then its log variances, (t, P)."""
-    pairs = ((mean.double(), (var.double() + EPS).log()) for mean, var in statistics.values())
+    means, variances = (torch.cat(kind, 1).double() for kind in zip(*statistics.values(), strict=True))
+    widths = [mean.shape[1] for mean, _ in statistics.values()]
+    pairs = zip(torch.split(means, widths, 1), torch.split((variances + EPS).log(), widths, 1), strict=True)
     return torch.cat([coordinate for pair in pairs for coordinate in pair], 1).cpu()  # one copy from a GPU
 
 
@@ -77,10 +79,15 @@ def rank_p_values(distances: Tensor, held_out: Tensor) -> Tensor:
     return (1 + larger).double() / (1 + len(held_out))
 
 
+def layer_means(values: Tensor, widths: Sequence[int]) -> Tensor:
+    """Average neighbouring columns of values (t, P), so many for each layer, (t, L)."""
+    lengths = torch.tensor(widths).expand(len(values), -1).contiguous()
+    return torch.segment_reduce(values, "mean", lengths=lengths, axis=1)
+
+
 def layer_scores(u: Tensor, channels: Mapping[str, int]) -> Tensor:
     """Log of the mean square of each call's standardised statistics, (t, L), of u (t, P)."""
-    columns = torch.split(u, [2 * C for C in channels.values()], 1)
-    return torch.stack([column.square().mean(1).clamp(min=1e-300).log() for column in columns], 1)
+    return layer_means(u.square(), [2 * C for C in channels.values()]).clamp(min=1e-300).log()
 
 
 class Null(NamedTuple):

@@ -33,7 +33,7 @@ from mcbn import batches, saving
 from mcbn.batch_norm import layer_of
 from mcbn.engine.record import Recorder
 from mcbn.errors import MCBNError
-from mcbn.field.distance import Metric, Null, coordinates, fit_null, pooled_p_value, rank_p_values
+from mcbn.field.distance import Metric, Null, coordinates, fit_null, layer_means, pooled_p_value, rank_p_values
 from mcbn.field.novelty import InputNull, Novelty, centre_of, class_proportions, class_weights, fit_inputs, see
 from mcbn.field.reference import Reference, cut_batches, finite, not_finite, shapes_of
 from mcbn.model import MCBN
@@ -367,12 +367,12 @@ class Watch:
 
     def _layers(self, z: Tensor, null: Null) -> tuple[LayerReading, ...]:
         widths, location = [C for C in self.channels.values() for _ in range(2)], null.metric.location
-        moved, home = (torch.split(part, widths) for part in (z[0] - location, location))  # means, log variances, ...
-        of_layer = torch.split(null.metric.standardize(z)[0], [2 * C for C in self.channels.values()])
-        offsets = [(mean.square() / log_var.exp()).mean() for mean, log_var in zip(moved[::2], home[1::2], strict=True)]
-        distances = torch.stack([part.square().mean() for part in of_layer])
+        moved, home = (torch.split(part, widths, 1) for part in (z - location, location[None]))  # means, log variances
+        squares = torch.cat(moved[::2], 1).square() / torch.cat(home[1::2], 1).exp()
+        offsets = layer_means(squares, widths[::2]).sqrt()
+        distances = layer_means(null.metric.standardize(z).square(), [2 * C for C in widths[::2]])
         wider = torch.stack([log_var.median() for log_var in moved[1::2]]).mul(0.5).exp()
-        columns = distances, null.layers(z, self.channels)[0], wider, torch.stack(offsets).sqrt()
+        columns = distances[0], null.layers(z, self.channels)[0], wider, offsets[0]
         rows = zip(self.channels, *(column.tolist() for column in columns), strict=True)
         return tuple(LayerReading(*row) for row in rows)
 
