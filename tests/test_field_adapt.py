@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import mcbn
 from deployed import M, faded, fitted, images, reference, table, trained, watched
-from mcbn.field import adapt as adapting
 from mcbn.field.adapt import Averages, Move, _Inputs, _move, _transport
 from untouched import untouched
 
@@ -152,21 +151,6 @@ def test_the_reference_is_mixed_only_for_inputs_of_few_classes(classes: tuple[in
     assert adapted.adaptation.moved
     kept = all(torch.equal(mean, plain.mean[name]) for name, mean in adapted.posterior.mean.items())
     assert kept is not mixes
-
-
-def test_half_of_the_reference_keeps_its_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = _Inputs(fitted("images"), faded(images(200, 33, (0, 1))[0]), watched("images"))
-    asked, weigh = list[Tensor](), adapting.class_weights
-
-    def weights(probs: Tensor, proportions: Tensor) -> Tensor:
-        asked.append(proportions)
-        return weigh(probs, proportions)
-
-    monkeypatch.setattr(adapting, "class_weights", weights)
-    predicted = torch.tensor([1.0, 0, 0], dtype=torch.float64)
-    inputs._mixed(predicted, "auto")
-    torch.testing.assert_close(asked[0], (predicted + inputs.probs.double().mean(0)) / 2)
-    assert all(bool((proportions >= inputs.probs.double().mean(0) / 2 - 1e-12).all()) for proportions in asked)
 
 
 def test_one_shifted_class_is_doubted() -> None:

@@ -14,8 +14,8 @@ sampling does not explain (positive-part James-Stein), for means in standard dev
 
     v = max(0, 1 - sum_c noise_c / sum_c move_c^2),    noise_c = Var_r(statistic) M (1 / n + 1 / n_r).
 
-Inputs of few classes move them too: the reference is then mixed, half by the class proportions that are predicted for
-them, half as it is. From where that starts, and when it is kept, stands in docs/field.md.
+Inputs of few classes move them too: the reference is then mixed in the class proportions that are predicted for them.
+From where that starts, and when it is kept, stands in docs/field.md.
 """
 
 from collections.abc import Iterator, Mapping
@@ -45,7 +45,6 @@ PARTITIONS = 4  # of the unlabelled inputs into batches, where they are few
 MANY = 1024  # inputs: one partition will do, and their classes are enough
 STEADY, SETTLED = 0.01, 0.05  # largest difference of a class proportion between rounds, and between both starts
 FEW = 0.7  # of the entropy of class proportions
-TRUSTED = 0.5  # of predicted proportions, the rest is the reference's own: of 0.5, 0.75, 1 best under noise and blur
 CLEARLY = 0.5  # of the squared move from the plain start: classes must explain half of it to be held for the cause
 
 
@@ -139,7 +138,6 @@ class _Inputs:
     def __init__(self, bayes: MCBN[Any], pool: Any, guard: Watch) -> None:
         self.drawn, self.pool, self.guard, null = bayes.posterior, pool, guard, guard.input_null
         self.rows, self.probs, self.n_inputs = null.rows, null.probs, batches.size_of(pool)
-        self.home = self.probs.double().mean(0)  # class proportions of the reference, (K,)
         self.size = min(self.drawn.fitted_batch_size or self.drawn.batch_size, self.n_inputs)
         self.chance = self.size * (1 / self.n_inputs + 1 / min(len(self.rows), REFERENCE_DRAWS * self.size))
         generator = np.random.Generator(np.random.Philox(key=[guard.seed, 4]))
@@ -156,14 +154,13 @@ class _Inputs:
         settled = float((best.classes - other.classes).abs().max()) < SETTLED
         sizes = [sum(move.size for move in mixed.moves.values()) for mixed in (best, other)]
         best = other if sizes[1] < CLEARLY * sizes[0] else best
-        few = float(entropy(best.classes, 0)) < FEW * float(entropy(self.home, 0))
+        few = float(entropy(best.classes, 0)) < FEW * float(entropy(self.probs.double().mean(0), 0))
         return best if few else plain, settled
 
     def _mixed(self, classes: Tensor, strength: str | float) -> _Candidate:
         """Mix the reference in these proportions, transport, predict the classes of the inputs, and again."""
         for _ in range(ROUNDS):
-            weights = class_weights(self.probs, torch.lerp(self.home, classes, TRUSTED))
-            last, mixed = classes, self._transported(weights, strength)
+            last, mixed = classes, self._transported(class_weights(self.probs, classes), strength)
             classes = mixed.classes
             if float((classes - last).abs().max()) < STEADY:
                 break

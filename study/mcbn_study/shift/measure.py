@@ -4,7 +4,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from itertools import cycle, product
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -189,45 +189,34 @@ def repair(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severi
         repaired = _plain_repairs(subject, tau, images, x, profile) | {"mcbn": _probs(bayes, x)}
         for method, probs in repaired.items():
             yield {"corruption": kind, "method": method, **_scores(probs, y)}
-        every = severity in (0, *profile.power_severities[1:2])
-        for count in profile.unlabelled if every else profile.unlabelled[:1]:
-            adapted, seconds = timed(bayes.adapt, subject.prepare(images[:count]), reference=watch)
-            facts = Record(n_pool=count, adapt_seconds=round(seconds, 3))
+        for method, pair, pool in _pools(Images(images[:n], corrupted.y[:n]), profile, severity):
+            adapted, seconds = timed(bayes.adapt, subject.prepare(pool), reference=watch)
+            probs, facts = _probs(adapted, x), Record(n_pool=len(pool), adapt_seconds=round(seconds, 3))
             facts |= {field: getattr(adapted.adaptation, field) for field in ("moved", "settled", "p_value")}
-            yield {"corruption": kind, "method": f"adapt {count}", **_scores(_probs(adapted, x), y), **facts}
-            if count == profile.unlabelled[0]:
+            for when, of in (("before", repaired["mcbn"]), ("after", probs)) if pair else ():
+                rows = torch.isin(y, torch.tensor(pair, device=y.device))
+                facts |= {"pair": pair, f"pair_{when}": float(metrics.accuracy(of[rows], y[rows]))}
+            yield {"corruption": kind, "method": method, **_scores(probs, y), **facts}
+            if method == f"adapt {profile.unlabelled[0]}":
                 twin = adapted.with_posterior(adapted.posterior.at_batch_size(tuned.posterior.batch_size))
                 twin.tau = tuned.tau
                 row = {"corruption": kind, "method": "adapt tuned", "M_tuned": tuned.posterior.batch_size}
                 yield row | _scores(_probs(twin, x), y)
 
 
-def pairs(
-    subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severity: int, *, known: bool = False
-) -> Iterator[Record]:
-    """Repair from unlabelled images of two classes; known: beside a reference of these classes alone."""
-    if severity not in profile.power_severities[1:2] and (severity or known):
-        return
+def mixture(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severity: int) -> Iterator[Record]:
+    """Repair from images of two classes beside a reference of these alone: as if their classes were known."""
     bayes, n = subject.fit(profile), profile.n_pool
-    homes = [corrupted.home]
-    if known:
-        homes = [corrupted.home[torch.isin(corrupted.home_y, corrupted.y.new_tensor(pair))] for pair in profile.pairs]
-    how: dict[str, Any] = {"batch_size": profile.batch_size, "false_alarms": RATE_OF_PAIR if known else ALPHA}
-    watches = [bayes.watch(subject.prepare(home), **how) for home in homes]
-    for kind, images in corrupted.at(severity):
-        x, y, labels = subject.prepare(images[n:]), corrupted.y[n:], corrupted.y[:n]
-        for pair, watch in zip(profile.pairs, cycle(watches), strict=False):
-            here, scored = (torch.isin(of, of.new_tensor(pair)) for of in (labels, y))
+    for pair in profile.pairs if severity in profile.power_severities[1:2] else ():
+        home, here = (torch.isin(y, y.new_tensor(pair)) for y in (corrupted.home_y, corrupted.y[:n]))
+        how: dict[str, Any] = {"batch_size": profile.batch_size, "false_alarms": RATE_OF_PAIR}
+        watch = bayes.watch(subject.prepare(corrupted.home[home]), **how)
+        for kind, images in corrupted.at(severity):
             pool = subject.prepare(images[:n][here][: profile.pool_of_pair])
-            after = _probs(bayes.adapt(pool, reference=watch), x)
-            row: Record = {"corruption": kind, "method": "adapt pair", "pair": pair, "n_pool": len(pool)}
-            on_pair = [float(metrics.accuracy(probs, y[scored])) for probs in (_probs(bayes, x[scored]), after[scored])]
-            yield row | _scores(after, y) | dict(zip(("pair_before", "pair_after"), on_pair, strict=True))
-
-
-def mixture(*where: Any, **key: Any) -> Iterator[Record]:
-    """Repair from images of two classes as if one knew which."""
-    return pairs(*where, **key, known=True)
+            x, y, adapted = subject.prepare(images[n:]), corrupted.y[n:], bayes.adapt(pool, reference=watch)
+            probs, rows = _probs(adapted, x), torch.isin(y, y.new_tensor(pair))
+            row: Record = {"pair": pair, "pair_after": float(metrics.accuracy(probs[rows], y[rows]))}
+            yield {"corruption": kind, "method": "adapt pair, known", **_scores(probs, y), **row}
 
 
 @cache
@@ -249,6 +238,16 @@ def _plain_repairs(subject: Subject, tau: float, images: Tensor, x: Tensor, prof
     }
     repaired |= {f"{method} tempered": tau * repaired[method] for method in ("batch", "blend")}
     return {method: probabilities(values[None]) for method, values in repaired.items()}
+
+
+def _pools(pool: Images, profile: ShiftProfile, severity: int) -> Iterator[tuple[str, tuple[int, ...], Tensor]]:
+    """Yield images to adapt to; clean and at the middle severity also few, and those of two classes, which it names."""
+    every = severity in (0, *profile.power_severities[1:2])
+    for count in profile.unlabelled if every else profile.unlabelled[:1]:
+        yield f"adapt {count}", (), pool.x[:count]
+    for pair in profile.pairs if every else ():
+        rows = torch.isin(pool.y, torch.tensor(pair, device=pool.y.device))
+        yield "adapt pair", pair, pool.x[rows][: profile.pool_of_pair]
 
 
 def _probs(bayes: MCBN[Any], x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from mcbn_study.tables import read_words, render
 NAMES: dict[str, str] = read_words(__package__)["methods"]
 LEVEL, RATE = 0.99, 0.01
 KEYS = ["kind", "network", "seed", "what", "M", "corruption", "severity", "method", "pair", "data", "centre", "drift"]
-FEW = ("mcbn", "adapt 256", "adapt 32")
+FEW = ("mcbn", "adapt 256", "adapt 32", "adapt pair")
 
 
 class Selection(list[Record]):

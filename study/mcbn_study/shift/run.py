@@ -16,7 +16,7 @@ from mcbn_study.shift.profile import Inputs, ShiftProfile
 from mcbn_study.shift.train import load_subjects, near_subjects
 
 MEASUREMENTS = ("alarms", "streams", "novelty", "centre", "cost")  # of each network, by functions of `measure`
-AT_SEVERITIES = ("power", "repair", "pairs", "mixture")
+AT_SEVERITIES = ("power", "repair", "mixture")
 NEAR_SEEDS = (1, 2, 3)
 
 
