@@ -53,3 +53,10 @@ def test_a_table_is_quoted_by_its_heading() -> None:
     assert pages.quote(ROOT, place) == pages.quote(ROOT, place, "False", "alarms")
     with pytest.raises(MCBNError, match=r"results/shift/table\.md has no table under 'Weather'"):
         pages.quote(ROOT, place, "Weather")
+
+
+def test_parameters_of_an_estimator_are_a_row_each() -> None:
+    table = pages.entries(ROOT, "src/mcbn/sklearn/parameters.txt", "Attributes")
+    assert "| `n_iter_` | epochs of training. |" in table
+    assert "none below 4 rows. |" in table  # of two lines
+    assert "patience" not in table
