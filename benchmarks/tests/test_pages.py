@@ -18,7 +18,8 @@ def checkout(tmp_path: Path) -> Path:
         copy = tmp_path / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy)
-    (tmp_path / "docs" / "snippets").symlink_to(ROOT / "docs" / "snippets")
+    for folder in ("docs/snippets", "src"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     for folder in ("results", "results/solar_cells"):  # a page of the latter was copied
         for path in (path for path in (ROOT / folder).iterdir() if not (tmp_path / folder / path.name).exists()):
             (tmp_path / folder / path.name).symlink_to(path)
