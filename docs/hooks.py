@@ -46,13 +46,15 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 def on_page_content(html: str, **_: object) -> str:
     """Keep a number with its per cent sign, error and exponent; long names in a table may go on below.
 
-    Code and the headings of columns stay as they are.
+    Code and the headings of columns stay as they are, but an option of a command is not cut at its hyphens.
     """
     pieces = re.split(r"(<pre\b.*?</pre>|<code\b.*?</code>|<th\b.*?</th>)", html, flags=re.DOTALL)
     for i, piece in enumerate(pieces[::2]):
         joined = re.sub(r"(?<=\d) (?=%)|(?<=±) (?=\d)", "\u00a0", piece)
         whole = re.sub(r"(?<=\dE)-(?=\d)", "\u2011", joined)
         pieces[2 * i] = re.sub(r"(?<=<td>)\w+(?=</td>)", lambda name: name[0].replace("_", "_<wbr>"), whole)
+    options = re.compile(r"(?<![\w-])--\w[\w-]*")
+    pieces[1::2] = (options.sub(r'<span class="whole">\g<0></span>', piece) for piece in pieces[1::2])
     return "".join(pieces)
 
 
@@ -72,12 +74,29 @@ def errors_page() -> str:
     lines = [(ROOT / "docs" / "templates" / "errors.md").read_text()]
     for path, tree in trees.items():
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
-        raised = [call.args[0] for call in calls if ast.unparse(call.func).split(".")[-1] in ("MCBNError", "warn")]
-        messages = sorted({text for text in (_text(node, named) for node in raised) if re.search(r"\w+ \w+", text)})
+        raised = [call for call in calls if ast.unparse(call.func).split(".")[-1] in ("MCBNError", "warn")]
+        texts = {_text(call.args[0], named | _given(tree, call)) for call in raised}
+        messages = sorted(text for text in texts if re.search(r"\w+ \w+", text))
         if messages:
-            lines += [f"## {path.relative_to(ROOT / 'src' / 'mcbn').with_suffix('')}", ""]
+            lines += [f"## {path.relative_to(ROOT / 'src' / 'mcbn').with_suffix('')}".removesuffix("/__init__"), ""]
             lines += ["- " + re.sub(r"([<*_])", r"\\\1", message) for message in messages] + [""]
     return "\n".join(lines)
+
+
+def _given(tree: ast.Module, call: ast.Call) -> dict[str, ast.expr]:
+    """Find the texts that have a name where this is called: the last above it in the same function."""
+    around = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    around = [node for node in around if node.lineno <= call.lineno <= (node.end_lineno or 0)]
+    inner = max(around, key=lambda node: node.lineno, default=ast.Module([]))
+    above = [node for node in ast.walk(inner) if isinstance(node, ast.Assign) and node.lineno < call.lineno]
+    above.sort(key=lambda node: node.lineno)
+    return {ast.unparse(node.targets[0]): node.value for node in above if _is_text(node.value)}
+
+
+def _is_text(node: ast.expr) -> bool:
+    if isinstance(node, ast.IfExp | ast.BinOp):
+        return any(map(_is_text, (node.body, node.orelse) if isinstance(node, ast.IfExp) else (node.left, node.right)))
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
 def _text(node: ast.expr, named: dict[str, ast.expr]) -> str:
@@ -88,6 +107,8 @@ def _text(node: ast.expr, named: dict[str, ast.expr]) -> str:
     if isinstance(node, ast.Constant):
         return str(node.value)
     inner = node.value if isinstance(node, ast.FormattedValue) else node
+    if isinstance(inner, ast.IfExp) and _is_text(inner):
+        return " / ".join(filter(None, (_text(choice, named) for choice in (inner.body, inner.orelse))))
     if isinstance(inner, ast.Name) and inner.id in named:
-        return _text(named[inner.id], named)
+        return _text(named[inner.id], {name: text for name, text in named.items() if name != inner.id})
     return f"{{{inner.id}}}" if isinstance(inner, ast.Name) else "…"

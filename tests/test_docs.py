@@ -187,6 +187,8 @@ def test_a_number_stays_on_one_line_with_its_sign_and_a_long_name_in_a_table_doe
     laid_out = runpy.run_path(str(DOCS / "hooks.py"))["on_page_content"]
     text = "<p>95{0}% of 3 ±{0}1 a_b</p><pre>95 %</pre><th>9 %</th><td>2E{1}11</td><td>a_{2}b</td> <code>a_b 5 %</code>"
     assert laid_out(text.format(" ", "-", "")) == text.format("\u00a0", "\u2011", "<wbr>")
+    option = '<span class="whole">--out-of</span>'
+    assert laid_out("<code>mcbn x --out-of a-b</code>") == f"<code>mcbn x {option} a-b</code>"
 
 
 def test_a_page_of_results_that_is_missing_is_named_with_what_makes_it(tmp_path: Path) -> None:
@@ -207,7 +209,7 @@ def test_the_page_of_messages_fills_in_texts_alone() -> None:
     """A number of one module is not what another fills in under the same name."""
     pytest.importorskip("mkdocs")
     page = runpy.run_path(str(DOCS / "hooks.py"))["errors_page"]()
-    assert "n\\_samples={T} asked of a posterior of … draws; {cure}" in page
+    assert "n\\_samples={T} asked of a posterior of … draws; fit more of them, or a Gaussian, which gives" in page
     assert "one ONNX file holds {MOST\\_BYTES}" in page
 
 

@@ -61,6 +61,13 @@ def quote(root: Path, place: str, *heading: str) -> str:
     return found[1]
 
 
+def entries(root: Path, place: str, section: str) -> str:
+    """Lay out a section of a docstring in NumPy's style, as scikit-learn has them: a row an entry."""
+    text = (root / place).read_text().partition(f"{section}\n")[2].partition("\n\n")[0]
+    found = re.findall(r"^    (\S.*?) : (.*(?:\n {8}.*)*)", text, re.MULTILINE)
+    return _table("entries", section=section, entries=[(name, " ".join(said.split())) for name, said in found])
+
+
 def _table(name: str, **content: Any) -> str:
     return render(__package__, f"tables/{name}.md.j2", **content)
 
@@ -129,6 +136,7 @@ TABLES: dict[str, Callable[..., str]] = {
     **{table.__name__: table for table in (quote, file, regression, speed, zoo, statistics)},
     "shift": lambda root: (root / "results" / "shift" / "table.md").read_text().removeprefix("# Shifts"),
     "solar_cells": lambda root: _table("solar_cells", **read(root / "results" / "solar_cells" / "records.jsonl")[-1]),
+    "entries": entries,
     "costs": lambda root: costs(root / MEASURED)[0],
     "sweep": lambda root: _table("sweep", jobs=latest(read(root / MEASURED / "sweep.jsonl"), JOB)),
 }

@@ -18,7 +18,8 @@ def checkout(tmp_path: Path) -> Path:
         copy = tmp_path / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy)
-    (tmp_path / "docs" / "snippets").symlink_to(ROOT / "docs" / "snippets")
+    for folder in ("docs/snippets", "src"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     for folder in ("results", "results/solar_cells"):  # a page of the latter was copied
         for path in (path for path in (ROOT / folder).iterdir() if not (tmp_path / folder / path.name).exists()):
             (tmp_path / folder / path.name).symlink_to(path)
@@ -53,3 +54,10 @@ def test_a_table_is_quoted_by_its_heading() -> None:
     assert pages.quote(ROOT, place) == pages.quote(ROOT, place, "False", "alarms")
     with pytest.raises(MCBNError, match=r"results/shift/table\.md has no table under 'Weather'"):
         pages.quote(ROOT, place, "Weather")
+
+
+def test_parameters_of_an_estimator_are_a_row_each() -> None:
+    table = pages.entries(ROOT, "src/mcbn/sklearn/parameters.txt", "Attributes")
+    assert "| `n_iter_` | epochs of training. |" in table
+    assert "none below 4 rows. |" in table  # of two lines
+    assert "patience" not in table

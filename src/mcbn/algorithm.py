@@ -1,10 +1,10 @@
 """Algorithm 1 of Teye, Azizpour and Smith (2018) as it is printed: one loop to record, one to replay, two moments.
 
     for t = 1 to T:
-        B_t ~ D                            a batch of training data
-        omega_t = {mu_B, sigma^2_B}        its mean and variance in every batch norm layer    `record`
-        y_t = f_omega_t(x)                 the network with these statistics                  `replay`
-    mean = E[y],  variance = Var[y] + 1 / tau                                                 `moments`
+        B_t ~ D                                a batch of training data
+        omega_t = {mu_B, sigma^2_B}            record: its mean and variance in every layer
+        y_t = f_omega_t(x)                     replay: the network with these statistics
+    mean, variance = E[y], Var[y] + 1 / tau    moments
 
 This is the whole method, without the engine that makes it fast; `mcbn.MCBN` is tested against it. Wrap a network that
 takes more than one argument.

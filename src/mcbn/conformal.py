@@ -2,7 +2,7 @@
 
 C(x) holds every y that scores at most the k-th smallest of n held-out scores, k = ceil((n + 1) level). Then for any n
 
-    level <= P(y in C(x)) < level + 1 / (n + 1)        (the upper end where no scores are equal)
+    level <= P(y in C(x)) < level + 1 / (n + 1)    (the upper end where no scores are equal)
 
 over held-out examples and new one together, PROVIDED THAT they are exchangeable: drawn alike, and unseen by training
 and `tune` (Vovk et al. 2005; Lei et al. 2018, arXiv 1604.04173). Where the data shift, the promise ends.

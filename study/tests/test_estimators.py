@@ -61,7 +61,7 @@ def test_peers_are_scored_once_on_the_same_rows_and_laid_out(tmp_path: Path) -> 
     train, test = data.split(len(x), 1)
     fitted = RandomForestRegressor(random_state=0).fit(x[train], y[train])
     assert forest["rmse"] == pytest.approx(np.sqrt(((fitted.predict(x[test]) - y[test]) ** 2).mean()))
-    assert f"rmse {forest['rmse']:.3f}" in path.read_text()
+    assert f"| {forest['rmse']:.3f} |" in path.read_text()
     assert "accuracy" in path.read_text()
 
 

@@ -50,7 +50,7 @@ def test_markdown_shows_every_table_and_figure(complete):
     assert text.count("\n## ") == 20
     for figure in written[3:]:
         assert f"(figures/{figure.name})" in text
-    assert "Profile of the runs: paper." in text
+    assert "The runs are of the profile paper." in text
 
 
 def test_repeated_searches_are_laid_out_with_their_spread(tmp_path):

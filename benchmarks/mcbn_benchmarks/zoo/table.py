@@ -35,7 +35,8 @@ def summary(records: Sequence[Record]) -> str:
     runs = ran(records)
     exact, untouched = sum(r["outcome"] == "exact" for r in runs), sum(bool(r["untouched"]) for r in runs)
     share = 100 * exact / max(len(runs), 1)
-    return f"{exact} of {len(runs)} networks with batch norm exact ({share:.1f} %), {untouched} left untouched"
+    counted = f"Of {len(runs)} networks with batch norm {exact} are exact ({share:.1f} %)"
+    return f"{counted}, and {untouched} were left untouched"
 
 
 def matrix(records: Sequence[Record]) -> str:

@@ -147,11 +147,11 @@ def _sensitivity_table(values: Mapping[tuple[str, str, int, int], Sequence[float
 
 def further_tables(summary: Summary) -> list[Table]:
     """Lay out MCBN beside what the paper's tables do not hold, constant twins and further methods, where they ran."""
-    printed = {place.method for place in paper.numbers()}
+    printed = {(place.method, place.metric) for place in paper.numbers()}
     tables = []
     for metric in METRICS:
-        scored = {method for _, method, name in summary if name == metric}
-        methods = ["mcbn", *(method for method in METHODS if method in scored - printed)]
+        further = {method for _, method, name in summary if name == metric and (method, metric) not in printed}
+        methods = ["mcbn", *(method for method in METHODS if method in further)]
         rows = [(describe(d).title, *(cell(summary.get((d, method, metric))) for method in methods)) for d in NAMES]
         fields = {"name": METRICS[metric], "metric": metric}
         if methods[1:]:
