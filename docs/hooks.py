@@ -53,8 +53,7 @@ def on_page_content(html: str, **_: object) -> str:
         joined = re.sub(r"(?<=\d) (?=%)|(?<=±) (?=\d)", "\u00a0", piece)
         whole = re.sub(r"(?<=\dE)-(?=\d)", "\u2011", joined)
         pieces[2 * i] = re.sub(r"(?<=<td>)\w+(?=</td>)", lambda name: name[0].replace("_", "_<wbr>"), whole)
-    options = re.compile(r"(?<![\w-])--\w[\w-]*")
-    pieces[1::2] = (options.sub(r'<span class="whole">\g<0></span>', piece) for piece in pieces[1::2])
+    pieces[1::2] = (re.sub(r"(?<![\w-])--\w[\w-]*", r'<span class="whole">\g<0></span>', code) for code in pieces[1::2])
     return "".join(pieces)
 
 

@@ -35,8 +35,7 @@ class Cells(NamedTuple):
 
     def split(self, *sizes: int) -> list["Cells"]:
         """Cut into parts of these sizes, and the rest."""
-        parts = [t.split([*sizes, len(t) - sum(sizes)]) for t in self]
-        return [Cells(x, y) for x, y in zip(*parts, strict=True)]
+        return [Cells(x, y) for x, y in zip(*[t.split([*sizes, len(t) - sum(sizes)]) for t in self], strict=True)]
 
 
 def load_cells(seed: int) -> list[Cells]:

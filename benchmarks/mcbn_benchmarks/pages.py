@@ -133,10 +133,9 @@ def file(root: Path, place: str) -> str:
 
 
 TABLES: dict[str, Callable[..., str]] = {
-    **{table.__name__: table for table in (quote, file, regression, speed, zoo, statistics)},
+    **{table.__name__: table for table in (quote, file, entries, regression, speed, zoo, statistics)},
     "shift": lambda root: (root / "results" / "shift" / "table.md").read_text().removeprefix("# Shifts"),
     "solar_cells": lambda root: _table("solar_cells", **read(root / "results" / "solar_cells" / "records.jsonl")[-1]),
-    "entries": entries,
     "costs": lambda root: costs(root / MEASURED)[0],
     "sweep": lambda root: _table("sweep", jobs=latest(read(root / MEASURED / "sweep.jsonl"), JOB)),
 }

@@ -38,10 +38,6 @@ METHODS = {
 }
 PLACES = product(("boston", "concrete"), range(1, 6), (0, 1))
 RUNS = [{"dataset": d, "split": s, "random_state": r} for d, s, r in PLACES]
-SCORES = {  # by what is predicted: the scores of a record, and their headings
-    "Regression": {"rmse": "RMSE", "crps": "CRPS", "inside 95 %": "inside 95 %", "seconds": "seconds"},
-    "Classification": {"accuracy": "accuracy", "nll": "NLL", "brier": "Brier", "seconds": "seconds"},
-}
 SHOWN = ("energy", "wine", "diabetes", "breast cancer")  # the last by its classes
 PEER_RUNS = [{"dataset": d, "split": s, "method": m} for d, s, m in product(SHOWN, range(1, 6), METHODS)]
 LOADERS = {"diabetes": bundled.load_diabetes, "breast cancer": bundled.load_breast_cancer}
@@ -66,7 +62,7 @@ def compare(out: str | Path, runs: Sequence[Record] = PEER_RUNS) -> list[Path]:
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in _measure(Journal(out, {"gaussian process rows": GP_ROWS}, name="peers.jsonl"), "peer", runs, {}):
         groups.setdefault((record["dataset"], record["method"]), []).append(record)
-    page = render(__package__, "estimators_peers.md.j2", groups=groups, scores=SCORES, mean=mean_cell)
+    page = render(__package__, "estimators_peers.md.j2", groups=groups, mean=mean_cell)
     return [write_text(Path(out) / "peers.md", page)]
 
 

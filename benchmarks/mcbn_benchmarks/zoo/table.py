@@ -33,10 +33,9 @@ def ran(records: Iterable[Record]) -> list[Record]:
 def summary(records: Sequence[Record]) -> str:
     """Count in a sentence."""
     runs = ran(records)
-    exact, untouched = sum(r["outcome"] == "exact" for r in runs), sum(bool(r["untouched"]) for r in runs)
+    exact, kept = sum(r["outcome"] == "exact" for r in runs), sum(bool(r["untouched"]) for r in runs)
     share = 100 * exact / max(len(runs), 1)
-    counted = f"Of {len(runs)} networks with batch norm {exact} are exact ({share:.1f} %)"
-    return f"{counted}, and {untouched} were left untouched"
+    return f"Of {len(runs)} networks with batch norm {exact} are exact ({share:.1f} %), and {kept} were left untouched"
 
 
 def matrix(records: Sequence[Record]) -> str:

@@ -84,8 +84,7 @@ def _fuse_scaled(graph: fx.Graph, norm: fx.Node) -> None:
     if _changes_between(norm, end) or (shortcut is not None and facts(shortcut).dtype != facts(norm).dtype):
         end, shortcut, slope = norm, None, 1.0
     with graph.inserting_before(end):
-        operands = (*norm.args, shortcut, slope, facts(norm).shape[0])
-        fused = graph.call_function(torch.ops.mcbn.scaled.default, operands)
+        fused = graph.call_function(torch.ops.mcbn.scaled.default, (*norm.args, shortcut, slope, facts(norm).shape[0]))
     _replace(graph, norm, end, fused)
 
 

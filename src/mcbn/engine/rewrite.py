@@ -177,8 +177,7 @@ def _buffer(buffers: Buffers, slot: int, shape: tuple[int, ...], like: Tensor) -
 def normed(x: Tensor, scale: Tensor, shift: Tensor, buffers: Buffers | None, slot: int) -> Tensor:
     """x * scale + shift, into the buffer of its slot where there are any."""
     shape = (len(scale), *x.shape) if scale.ndim > x.ndim else x.shape  # (t, N, C)
-    out = None if buffers is None else _buffer(buffers, slot, shape, x)
-    return torch.addcmul(shift, x, scale, out=out)
+    return torch.addcmul(shift, x, scale, out=None if buffers is None else _buffer(buffers, slot, shape, x))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, buffers: Buffers | None, slot: int) -> Tensor:

@@ -368,8 +368,7 @@ class Watch:
     def _layers(self, z: Tensor, null: Null) -> tuple[LayerReading, ...]:
         widths, location = [C for C in self.channels.values() for _ in range(2)], null.metric.location
         moved, home = (torch.split(part, widths, 1) for part in (z - location, location[None]))  # means, log variances
-        squares = torch.cat(moved[::2], 1).square() / torch.cat(home[1::2], 1).exp()
-        offsets = layer_means(squares, widths[::2]).sqrt()
+        offsets = layer_means(torch.cat(moved[::2], 1).square() / torch.cat(home[1::2], 1).exp(), widths[::2]).sqrt()
         distances = layer_means(null.metric.standardize(z).square(), [2 * C for C in widths[::2]])
         wider = torch.stack([log_var.median() for log_var in moved[1::2]]).mul(0.5).exp()
         columns = distances[0], null.layers(z, self.channels)[0], wider, offsets[0]

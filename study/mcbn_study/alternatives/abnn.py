@@ -96,5 +96,4 @@ def with_noise(model: nn.Module) -> nn.Module:
 
 def _add_noise(module: Any, _inputs: Any, y: Tensor) -> Tensor:
     beta: Tensor = torch.zeros(1) if module.bias is None else module.bias
-    shift = y - beta.to(y).reshape(-1, *(1,) * (y.ndim - 2))
-    return torch.addcmul(y, shift, torch.randn_like(y), value=ALPHA)
+    return torch.addcmul(y, y - beta.to(y).reshape(-1, *(1,) * (y.ndim - 2)), torch.randn_like(y), value=ALPHA)

@@ -53,8 +53,7 @@ class FlowStep(nn.Module):
         """Move z (S, R, I) by mask (S, R, I): the new z, and the log-determinant (S, R)."""
         hidden = torch.tanh(torch.baddbmm(self.bias_in, mask * z, self.weight_in))  # (S, R, H)
         shift, logit = torch.baddbmm(self.bias_out, hidden, self.weight_out).chunk(2, 2)  # (S, R, I) each
-        moved = torch.lerp(shift, z, torch.sigmoid(logit))
-        return torch.lerp(moved, z, mask), ((1 - mask) * logsigmoid(logit)).sum(2)
+        return torch.lerp(torch.lerp(shift, z, torch.sigmoid(logit)), z, mask), ((1 - mask) * logsigmoid(logit)).sum(2)
 
 
 def follow(steps: nn.ModuleList, z: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:

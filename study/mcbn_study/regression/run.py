@@ -66,8 +66,7 @@ def list_tasks(study: Study, datasets: Names, methods: Names) -> list[Task]:
         if method in TESTED:
             family, _ = TESTED[method]
             for cell, grid in cells(study.profile, dataset, family).items():
-                searched = {"family": family, "cell": cell, "grid": grid}
-                tasks.setdefault(cell, Task(cell, dataset, search_cell, searched))
+                tasks.setdefault(cell, Task(cell, dataset, search_cell, {"family": family, "cell": cell, "grid": grid}))
         step = {"mnf": score_mnf, "ensemble": score_ensemble}.get(method, score_networks)
         tasks[name] = Task(name, dataset, step, {"method": method})
     return list(tasks.values())

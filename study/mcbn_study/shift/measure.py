@@ -206,11 +206,10 @@ def repair(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severi
 
 def mixture(subject: Subject, corrupted: Corrupted, profile: ShiftProfile, severity: int) -> Iterator[Record]:
     """Repair from images of two classes beside a reference of these alone: as if their classes were known."""
-    bayes, n = subject.fit(profile), profile.n_pool
+    bayes, n, M = subject.fit(profile), profile.n_pool, profile.batch_size
     for pair in profile.pairs if severity in profile.power_severities[1:2] else ():
         home, here = (torch.isin(y, y.new_tensor(pair)) for y in (corrupted.home_y, corrupted.y[:n]))
-        how: dict[str, Any] = {"batch_size": profile.batch_size, "false_alarms": RATE_OF_PAIR}
-        watch = bayes.watch(subject.prepare(corrupted.home[home]), **how)
+        watch = bayes.watch(subject.prepare(corrupted.home[home]), batch_size=M, false_alarms=RATE_OF_PAIR)
         for kind, images in corrupted.at(severity):
             pool = subject.prepare(images[:n][here][: profile.pool_of_pair])
             x, y, adapted = subject.prepare(images[n:]), corrupted.y[n:], bayes.adapt(pool, reference=watch)

@@ -62,8 +62,7 @@ def write(out: Path) -> list[Path]:
     kept = Selection(newest.values())
     ours = Selection(r for r in kept if not r["network"].startswith("foreign"))
     facts = {"records": kept, "ours": ours, "alarms": list(count_alarms(kept)), "names": NAMES, "few": FEW}
-    tables = render(__package__, **facts, mean_cell=mean_cell)
-    return [write_text(out / "table.md", f"# Shifts\n\n{tables}")]
+    return [write_text(out / "table.md", "# Shifts\n\n" + render(__package__, **facts, mean_cell=mean_cell))]
 
 
 def count_alarms(records: Selection) -> Iterator[Record]:
