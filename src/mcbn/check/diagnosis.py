@@ -312,8 +312,7 @@ def ks_distance(values: Tensor, mean: Tensor | float, std: Tensor | float) -> Te
     if values.ndim != 2 or len(values) < 1:
         raise MCBNError(f"values must be (T, C), one column a unit; got {tuple(values.shape)}")
     z = ((values.double() - mean) / std).sort(0).values  # (T, C)
-    T = len(z)
-    expected = torch.special.ndtr(z)
+    T, expected = len(z), torch.special.ndtr(z)
     step = torch.arange(T + 1, dtype=z.dtype, device=z.device)[:, None] / T
     return torch.maximum(step[1:] - expected, expected - step[:-1]).amax(0)
 

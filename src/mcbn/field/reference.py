@@ -52,11 +52,9 @@ class Reference:
 
     def overlapping(self, size: int, count: int) -> Iterator[Any]:
         """Yield random batches of inputs to fit with; two of them may share inputs."""
-        runs = -(-size // self.run)
-        generator = self._generator(1)
+        runs, generator = -(-size // self.run), self._generator(1)
         for _ in range(count):
-            chosen = generator.choice(self.fitting, runs, replace=runs > len(self.fitting))
-            yield self.take(self._rows(chosen)[:size])
+            yield self.take(self._rows(generator.choice(self.fitting, runs, replace=runs > len(self.fitting)))[:size])
 
     def disjoint(self, size: int, most: int) -> Iterator[Any]:
         """Yield batches of held-out inputs, no input twice: exchangeable with any later batch of inputs alike."""

@@ -28,8 +28,7 @@ class Rows(NamedTuple):
     @property
     def size(self) -> int:
         """W, the rows of one epoch: sum of the weights where they are whole numbers, else n."""
-        total = self.weights.sum().item()
-        whole = bool((self.weights == self.weights.round()).all())
+        total, whole = self.weights.sum().item(), bool((self.weights == self.weights.round()).all())
         return int(total) if whole and total <= max(LARGEST_EPOCH, len(self.x)) else len(self.x)
 
     def order(self, generator: torch.Generator) -> Tensor:
