@@ -16,7 +16,7 @@ from mcbn.batching import draw_batches, require_share
 from mcbn.check import drift
 from mcbn.engine.record import DECIDING, record
 from mcbn.engine.run import Engine
-from mcbn.errors import MCBNError, require_choice
+from mcbn.errors import MCBNError, require_choice, require_number
 from mcbn.layers import Layers, candidates, choose
 from mcbn.linear import Linearizer
 from mcbn.network import Network, Output, is_stream, read_place, refuse_sharded, unwrap, warn_if_synchronised
@@ -223,8 +223,7 @@ class MCBN(Generic[P]):
         (RegressionPrediction(shape=(64, 1), n_samples=20), torch.Size([64]))
         """
         require_choice("method", method, METHODS)
-        if tolerance is not None and not tolerance > 0:
-            raise MCBNError(f"tolerance must be a positive number in the units of the prediction, got {tolerance!r}")
+        tolerance = None if tolerance is None else require_number("tolerance", tolerance, torch.inf)
         engine, T = self.engine_for(n_samples, chunk_size)
         if watch is not None and not hasattr(watch, "require_network_of"):
             raise MCBNError(f"watch must be made by bayes.watch(reference) or loaded, got {batches.describe(watch)}")
@@ -480,7 +479,7 @@ class MCBN(Generic[P]):
     @tau.setter
     def tau(self, value: float | Tensor) -> None:
         levels.drop_calibration(self)
-        self.noise_precision, self.tau_at_bound = levels.require_tau(value), False
+        self.noise_precision, self.tau_at_bound = levels.require_tau(value, self.task), False
 
     @property
     def noise_std(self) -> float | Tensor:
@@ -496,6 +495,8 @@ class MCBN(Generic[P]):
         >>> bayes.save(folder / "net.mcbn")
         """
         tensors, text = saving.pack(self)
+        if taken := [n for n in notes if n in text or n in saving.OPTIONAL or not isinstance(notes[n], str)]:
+            raise MCBNError(f"notes must be texts under names that mcbn does not use itself; got {taken}")
         saving.save(path, tensors, text | notes)
 
     @classmethod
