@@ -454,6 +454,22 @@ def test_mistakes_of_classification() -> None:
             bayes.calibrate((x, y), score="raps", penalty=penalty)
 
 
+@pytest.mark.parametrize("options", [{}, {"batch_sizes": [8]}])
+def test_a_mistake_drops_no_calibration(options: Any) -> None:
+    held, (x, _) = noisy(60, 2), noisy(5, 3)
+    bayes = regressor().calibrate(held)
+    low = bayes.predict(x).interval(0.5)[0]
+    with pytest.raises(mcbn.MCBNError, match="not finite"):
+        bayes.tune((held[0], held[1] * math.nan), **options)
+    with pytest.raises(mcbn.MCBNError, match="tau must be"):
+        bayes.tau = -1.0
+    assert torch.equal(bayes.predict(x).interval(0.5)[0], low)
+    with pytest.warns(UserWarning, match="calibration is dropped") as told:
+        bayes.tune(held, **options)
+    assert told[0].filename == __file__
+    assert bayes.calibration is None
+
+
 def test_groups_take_batches_in_order_alone() -> None:
     bayes, held = regressor(), TensorDataset(*noisy(60, 2))
     groups = [0, 1] * 30

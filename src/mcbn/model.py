@@ -313,7 +313,6 @@ class MCBN(Generic[P]):
         """
         score, T = levels.require_score(self.task, score, self.noise), self.engine_for(n_samples)[1]
         options: dict[str, Any] = {"score": score, "n_samples": T, "targets": targets, "ignore_index": ignore_index}
-        levels.drop_calibration(self)
         drawn, M = self.posterior, self.posterior.batch_size
         if batch_sizes is None:
             tuned = {M: levels.tune(self, data, **options)}
@@ -321,6 +320,8 @@ class MCBN(Generic[P]):
             sizes = levels.candidates(batch_sizes, drawn.fitted_batch_size or M)
             tuned = {M: levels.tune(self.with_posterior(drawn.at_batch_size(M)), data, **options) for M in sizes}
             M = levels.best(tuned, score)
+        levels.drop_calibration(self)
+        if batch_sizes is not None:
             self.posterior = drawn.at_batch_size(M)
         self.noise_precision, self.tau_at_bound = tuned[M].tau, tuned[M].at_bound
         levels.warn_if_bound(tuned[M], self.task, M)
@@ -478,8 +479,8 @@ class MCBN(Generic[P]):
 
     @tau.setter
     def tau(self, value: float | Tensor) -> None:
-        levels.drop_calibration(self)
         self.noise_precision, self.tau_at_bound = levels.require_tau(value, self.task), False
+        levels.drop_calibration(self)
 
     @property
     def noise_std(self) -> float | Tensor:
