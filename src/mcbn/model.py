@@ -122,6 +122,7 @@ class MCBN(Generic[P]):
         self.model, self.layers, self.inputs, self.output = model, layers, inputs, output
         self._place: tuple[torch.device | None, torch.dtype | None] = (None, None)  # where `to` put the network
         self.adaptation: Adaptation | None = None  # what `adapt` found and did
+        self.moved_before = False  # by `adapt`, before it was saved: what from is not known any more
         self.calibration: Calibration | None = None  # what `calibrate` kept
         self._engine: Engine | None = None
         self._linearizer: Linearizer | None = None
@@ -633,7 +634,7 @@ class MCBN(Generic[P]):
     def adopt_fit(self, network: Network, posterior: Posterior, inputs: batches.Picker) -> Self:
         """Take over a new fit, for the verb that a user called: what was found for the draws before it goes."""
         levels.drop_calibration(self, stacklevel=4)
-        self.inputs, self.adaptation, self.tau_at_bound = inputs, None, False
+        self.inputs, self.adaptation, self.moved_before, self.tau_at_bound = inputs, None, False, False
         return self.adopt(network, posterior)
 
     def with_posterior(self, posterior: Posterior | None, *, model: nn.Module | None = None) -> Self:

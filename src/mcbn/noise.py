@@ -215,8 +215,7 @@ def _tune_classes(logits: Tensor, y: Tensor) -> Tuned:
     bound = torch.tensor(MOST_TEMPERATURE, dtype=logits.dtype, device=logits.device)
 
     def loss(log_tau: Tensor) -> Tensor:
-        log_p = torch.log_softmax(log_tau.exp() * logits, 2).gather(2, index).squeeze(2)  # (T, n)
-        return -torch.logsumexp(log_p, 0).mean()
+        return -torch.logsumexp(torch.log_softmax(log_tau.exp() * logits, 2).gather(2, index).squeeze(2), 0).mean()
 
     return _tuned(loss, -bound, bound, steps=40)
 

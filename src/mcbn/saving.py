@@ -139,6 +139,7 @@ def pack(bayes: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
         "noise": bayes.noise,
         "outputs": bayes.reads,
         "tau_at_bound": json.dumps(bayes.tau_at_bound),
+        "moved": json.dumps(bayes.moved_before or (bayes.adaptation is not None and bayes.adaptation.moved)),
         **{name: json.dumps(value) for name, value in pickers if value is not None and not callable(value)},
         "columns": json.dumps(bayes.engine.network.columns if plain_names else []),
         **promise,
@@ -154,7 +155,8 @@ def restore(bayes: B, drawn: Posterior, tau: Any, tensors: Mapping[str, Tensor],
         network.columns = json.loads(text.get("columns", "[]"))
         bayes.adopt(network, drawn.to(network.device))
     bayes.layers, bayes.noise_precision = list(dict.fromkeys(map(layer_of, drawn.layers))), precision
-    bayes.calibration, bayes.tau_at_bound = None, json.loads(text.get("tau_at_bound", "false"))
+    bayes.calibration = bayes.adaptation = None
+    bayes.tau_at_bound, bayes.moved_before = (json.loads(text.get(name, "false")) for name in ("tau_at_bound", "moved"))
     if "calibration" in text:
         from mcbn.conformal import Calibration
 

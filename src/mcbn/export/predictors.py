@@ -129,8 +129,7 @@ class SamplePredictor(nn.Module):
             rows, share = now
             return self.summary.merge(state, self._pass(crossing, rows, N), share), ()
 
-        like = self.summary.of(self.shares.new_zeros(1, N, *self.output))
-        empty = tuple(torch.zeros_like(value) for value in like)
+        empty = tuple(torch.zeros_like(value) for value in self.summary.of(self.shares.new_zeros(1, N, *self.output)))
         state, _ = scan(step, empty, (list(self.drawn), self.shares))  # memory grows with the chunk, not with T
         return tuple(state)
 
