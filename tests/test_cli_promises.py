@@ -56,6 +56,8 @@ def test_rows_to_ask_a_human_are_marked() -> None:
 def test_risk_needs_a_calibration() -> None:
     result = predict("--data", "test.npz", "--risk", "0.1", "--tolerance", "1", "--out", "p.npz")
     assert_refused(result, "reject needs errors on held-out data")
+    result = predict("--data", "test.npz", "--tolerance", "1", "--out", "p.npz")
+    assert_refused(result, "--tolerance says what --risk counts as an error")
 
 
 def test_compare_prints_the_table_of_the_library() -> None:

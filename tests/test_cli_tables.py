@@ -220,3 +220,24 @@ def test_a_cell_is_quoted_in_part(tmp_path: Path) -> None:
         list(CsvTable(tmp_path / "t.csv").blocks([0], 1))
     assert len(str(caught.value)) < 500
     assert formats.is_number("1e3")
+
+
+def test_names_of_columns_go_from_the_command_line_to_python_and_back() -> None:
+    import mcbn
+
+    pandas = pytest.importorskip("pandas")
+    for part in ("train", "test"):
+        write(f"{part}_named.csv", {**table(part), "id": range(len(arrays(f"{part}.npz")[0]))})
+    frame, other = pandas.read_csv("train_named.csv"), ["weight", "id", "age", "height"]
+    assert (
+        invoke("fit", *FIT[:4], "--data", "train_named.csv", "--key", "id", *FIT[6:], "--out", "n.mcbn").exit_code == 0
+    )
+    bayes = mcbn.MCBN.load("n.mcbn", network())
+    assert torch.equal(bayes.predict(frame[other]).mean, bayes.predict(arrays("train.npz")[0]).mean)
+    bayes.fit(frame[["age", "height", "weight"]], n_samples=5, batch_size=16)
+    bayes.save("python.mcbn")
+    pandas.read_csv("test_named.csv")[other].to_csv("other.csv", index=False)
+    done = invoke("predict", "--posterior", "python.mcbn", *MODEL, "--data", "other.csv", "--out", "there.csv")
+    assert done.exit_code == 0, done.output
+    means = [float(value) for value in read("there.csv")["mean"]]
+    assert means == pytest.approx(bayes.predict(arrays("test.npz")[0]).mean.flatten().tolist(), rel=1e-5)

@@ -112,3 +112,25 @@ def test_nothing_beats_the_plain_network_only_where_nothing_does() -> None:
     losses = torch.stack([2 + noise[0], 1.9 + 3 * noise[1], 1.95 + noise[0]])
     assert losses[1].mean() < losses[2].mean()
     assert comparison._advise("NLL", rows(losses), losses, 0).startswith("Take 'm2'")
+
+
+def test_columns_of_a_table_are_found_by_name() -> None:
+    pandas = pytest.importorskip("pandas")
+    (x, y), (x_test, y_test) = noisy(100, 2), noisy(80, 3)
+    held, test = (pandas.DataFrame(values.numpy(), columns=list("abc")) for values in (x, x_test))
+    bayes = fitted("regression")
+    bayes.fit(held, n_samples=20, batch_size=16)
+    expected = mcbn.compare(bayes, (held, y), (test, y_test))
+    got = mcbn.compare(bayes, (held.assign(id=5.0)[["c", "id", "a", "b"]], y), (test[list("bca")], y_test))
+    assert torch.equal(got.losses, expected.losses)
+
+
+def test_what_cannot_be_compared_is_said() -> None:
+    bayes, held = fitted("regression"), noisy(100, 2)
+    for level in ([0.9], "0.9", 2):
+        with pytest.raises(mcbn.MCBNError, match="level must lie between 0 and 1"):
+            mcbn.compare(bayes, held, held, level=level)  # type: ignore[arg-type]
+    network = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)).double().eval()
+    head = mcbn.MCBN(network, "regression", noise="head").fit(held[0], n_samples=5, batch_size=16, centre="running")
+    with pytest.raises(mcbn.MCBNError, match=r"noise must be one of .* to compare, got 'head'"):
+        mcbn.compare(head, held, held)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
 import mcbn
 from mcbn import conformal
@@ -447,6 +447,40 @@ def test_mistakes_of_classification() -> None:
         bayes.calibrate(DataLoader(TensorDataset(x, y), shuffle=True), groups=[0] * 30)
     with pytest.raises(mcbn.MCBNError, match="needs held-out examples with targets, got none"):
         bayes.calibrate((x, torch.full_like(y, 255)), ignore_index=255)
+    with pytest.raises(mcbn.MCBNError, match="groups holds 29 numbers for 30 held-out examples"):
+        bayes.calibrate((x, y), groups=[0] * 29)
+    for penalty in (None, 5, "a", (1,), (1, 2, 3), ("a", 1), (-1, 2), (math.nan, 2)):
+        with pytest.raises(mcbn.MCBNError, match="penalty must be"):
+            bayes.calibrate((x, y), score="raps", penalty=penalty)
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_sizes": [8]}])
+def test_a_mistake_drops_no_calibration(options: Any) -> None:
+    held, (x, _) = noisy(60, 2), noisy(5, 3)
+    bayes = regressor().calibrate(held)
+    low = bayes.predict(x).interval(0.5)[0]
+    with pytest.raises(mcbn.MCBNError, match="not finite"):
+        bayes.tune((held[0], held[1] * math.nan), **options)
+    with pytest.raises(mcbn.MCBNError, match="tau must be"):
+        bayes.tau = -1.0
+    assert torch.equal(bayes.predict(x).interval(0.5)[0], low)
+    with pytest.warns(UserWarning, match="calibration is dropped") as told:
+        bayes.tune(held, **options)
+    assert told[0].filename == __file__
+    assert bayes.calibration is None
+
+
+def test_groups_take_batches_in_order_alone() -> None:
+    bayes, held = regressor(), TensorDataset(*noisy(60, 2))
+    groups = [0, 1] * 30
+    whole = bayes.calibrate(held[:], groups=groups).calibration
+    ordered = DataLoader(held, batch_sampler=BatchSampler(SequentialSampler(held), 7, drop_last=False))
+    for loader in (ordered, DataLoader(held, batch_size=7)):
+        kept = bayes.calibrate(loader, groups=groups).calibration
+        assert all(torch.allclose(kept.scores[g], whole.scores[g]) for g in (0, 1))
+    mixed = DataLoader(held, batch_sampler=BatchSampler(RandomSampler(held), 7, drop_last=False))
+    with pytest.raises(mcbn.MCBNError, match="this DataLoader shuffles"):
+        bayes.calibrate(mixed, groups=groups)
 
 
 def tied(score: str) -> tuple[Any, Tensor, Tensor]:

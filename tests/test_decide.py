@@ -64,6 +64,9 @@ def test_prediction_rejects_by_what_calibrate_kept() -> None:
     assert pred.reject(0.2, tolerance=3.0).double().mean() <= pred.reject(0.2, tolerance=1.5).double().mean()
     with pytest.raises(mcbn.MCBNError, match="tolerance is the largest error to accept of a regression"):
         pred.reject(0.2)
+    for wrong in (-1, "3", [3.0]):
+        with pytest.raises(mcbn.MCBNError, match="tolerance must lie between 0 and inf, got"):
+            pred.reject(0.2, tolerance=wrong)
 
 
 def test_mistakes_of_reject() -> None:
@@ -73,8 +76,11 @@ def test_mistakes_of_reject() -> None:
     pred = bayes.calibrate(classes(50, 2)).predict(x)
     with pytest.warns(UserWarning, match="is rejected; it takes at least 528 certain ones without an error"):
         assert pred.reject(0.01).all()
-    with pytest.raises(mcbn.MCBNError, match=r"risk and delta must lie between 0 and 1, got 1\.5 and 0\.1"):
-        pred.reject(1.5)
+    for wrong in (1.5, 0, "0.1", None, [0.1], math.nan):
+        with pytest.raises(mcbn.MCBNError, match=r"risk must lie between 0 and 1, got"):
+            pred.reject(wrong)
+        with pytest.raises(mcbn.MCBNError, match=r"delta must lie between 0 and 1, got"):
+            pred.reject(0.1, delta=wrong)
     with pytest.raises(mcbn.MCBNError, match="calibrated with"):
         bayes.predict(x, n_samples=5).reject(0.3)
     with pytest.raises(mcbn.MCBNError, match=re.escape("must be (n,), one an example, without NaN")):

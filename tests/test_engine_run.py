@@ -237,10 +237,10 @@ def test_tolerance_that_cannot_be_reached_uses_all_draws(classification: tuple[m
     assert loose.n_samples == 8
 
 
-@pytest.mark.parametrize("tolerance", [0, -1.0, float("nan")])
-def test_bad_tolerance(regression: tuple[mcbn.MCBN, Tensor], tolerance: float) -> None:
+@pytest.mark.parametrize("tolerance", [0, -1.0, float("nan"), "0.1", [0.1]])
+def test_bad_tolerance(regression: tuple[mcbn.MCBN, Tensor], tolerance: Any) -> None:
     bayes, x = regression
-    with pytest.raises(mcbn.MCBNError, match="tolerance must be a positive number"):
+    with pytest.raises(mcbn.MCBNError, match="tolerance must lie between 0 and inf"):
         bayes.predict(x, tolerance=tolerance)
 
 

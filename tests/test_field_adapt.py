@@ -158,6 +158,28 @@ def test_one_shifted_class_is_doubted() -> None:
     assert "may not be told apart" in adapted.adaptation.explain()
 
 
+def test_what_was_moved_and_saved_is_not_moved_twice(tmp_path: Path) -> None:
+    bayes, x = fitted("table"), table(60, 5)[0] + 3
+    adapted = bayes.adapt(x, reference=watched("table"))
+    assert adapted.adaptation.moved
+    adapted.save(tmp_path / "moved.mcbn")
+    for again in (
+        mcbn.MCBN.load(tmp_path / "moved.mcbn", bayes.model),
+        mcbn.MCBN(bayes.model, "classification").load_state_dict(adapted.state_dict()),
+    ):
+        with pytest.raises(mcbn.MCBNError, match="adapt moved this posterior before it was saved"):
+            again.adapt(x, reference=watched("table"))
+        again.save(tmp_path / "again.mcbn")
+        with pytest.raises(mcbn.MCBNError, match="adapt moved this posterior before it was saved"):
+            mcbn.MCBN.load(tmp_path / "again.mcbn", bayes.model).adapt(x, reference=watched("table"))
+        again.load_state_dict(bayes.state_dict())
+        moved = again.adapt(x, reference=watched("table")).posterior
+        assert all(torch.allclose(moved.mean[n], adapted.posterior.mean[n]) for n in moved.layers)
+    adapted.load_state_dict(bayes.state_dict())
+    assert adapted.adaptation is None
+    assert again.load_state_dict(adapted.state_dict()).moved_before is False
+
+
 def test_adapting_again_is_adapting_to_all_at_once() -> None:
     bayes, x = fitted("images"), faded(images(96, 49)[0])
     once = bayes.adapt(x, reference=watched("images"))

@@ -377,6 +377,15 @@ def test_a_watch_of_another_network_is_refused(tmp_path: Path) -> None:
         net[6].bias += 1
     with pytest.raises(mcbn.MCBNError, match="other weights"):
         Watch.load(path, mcbn.MCBN(net, "classification").fit(x, n_samples=3, batch_size=8))
+    alike, again = (mcbn.MCBN(n, "classification").fit(x, n_samples=3, batch_size=8) for n in (net, trained("table")))
+    with pytest.raises(mcbn.MCBNError, match="other weights"):
+        alike.predict(x[:3], watch=watched("table"))
+    with pytest.raises(mcbn.MCBNError, match="other weights"):
+        alike.adapt(x[:30] + 5, reference=watched("table"))
+    watch = pickle.loads(pickle.dumps(watched("table")))
+    for _ in range(2):
+        assert torch.equal(again.predict(x[:3], watch=watch).novelty.p_value, watch.novelty(x[:3]).p_value)
+    assert again.adapt(x[:30] + 5, reference=watch).adaptation.moved
     fitted("table").save(path)
     with pytest.raises(mcbn.MCBNError, match="not an mcbn watch"):
         Watch.load(path, fitted("table"))

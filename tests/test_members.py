@@ -1,5 +1,6 @@
 """Several networks as one: moments over all draws, variance within and between, the verbs of one network."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -241,3 +242,20 @@ def test_a_posterior_for_all_networks_at_once_is_refused() -> None:
     bayes = several()
     with pytest.raises(mcbn.MCBNError, match="2 networks have a posterior each"):
         bayes.posterior = bayes.posterior.at_batch_size(64)
+
+
+def test_an_iterator_is_not_for_several_networks() -> None:
+    blocks = (data(n=600)[0][i : i + 16] for i in range(0, 600, 16))
+    with pytest.raises(mcbn.MCBNError, match="would use the iterator up"):
+        mcbn.MCBN(networks(), "regression").fit(blocks, n_samples=T)
+
+
+def test_a_watch_is_that_of_the_first_network() -> None:
+    x, bayes = data()[0], several()
+    watch = bayes.watch(data(n=400)[0], batch_size=4, false_alarms=0.1)
+    assert torch.equal(bayes.predict(x, watch=watch).novelty.p_value, watch.novelty(x).p_value)
+    twin = copy.deepcopy(bayes.members[0].model)
+    twin[3].bias.data += 1
+    alike = mcbn.MCBN([bayes.members[0].model, twin], "regression").fit(x, n_samples=T, batch_size=16)
+    with pytest.raises(mcbn.MCBNError, match="other weights"):
+        alike.adapt(x + 3, reference=alike.watch(data(n=400)[0], batch_size=4, false_alarms=0.1), strength=1.0)

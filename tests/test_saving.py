@@ -333,3 +333,38 @@ def test_dynamically_quantised_networks_are_saved(tmp_path: Path) -> None:
         other = torch.ao.quantization.quantize_dynamic(make("1d", seed=1)[0], {nn.Linear}, dtype=torch.qint8)
     with pytest.warns(UserWarning, match="fitted on other weights"):
         mcbn.MCBN.load(tmp_path / "net.mcbn", other)
+
+
+@pytest.mark.parametrize("note", ["tau", "task", "seed", "inputs", "calibration", "columns", "checksums"])
+def test_a_note_takes_no_name_of_the_file(note: str, tmp_path: Path) -> None:
+    model, x = make("1d")
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=3, batch_size=12)
+    with pytest.raises(mcbn.MCBNError, match=rf"notes must be texts under names .*; got \['{note}'\]"):
+        bayes.save(tmp_path / "net.mcbn", **{note: "9.0"}, made="here")
+    with pytest.raises(mcbn.MCBNError, match=r"notes must be texts .*; got \['rows'\]"):
+        bayes.save(tmp_path / "net.mcbn", rows=3)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+    bayes.save(tmp_path / "net.mcbn", made="here")
+    assert read_tensors(tmp_path / "net.mcbn")[1]["made"] == "here"
+
+
+def test_names_of_columns_are_kept(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    model, x = make("1d")
+    named = pandas.DataFrame(x.numpy(), columns=list("edcba"))
+    other = named[list("abcde")]
+    bayes = mcbn.MCBN(model, "regression").fit(named, n_samples=3, batch_size=12)
+    bayes.save(tmp_path / "net.mcbn")
+    several = mcbn.MCBN([model, model], "regression").fit(named, n_samples=3, batch_size=12)
+    several.save(tmp_path / "two.mcbn")  # type: ignore[attr-defined]
+    for fitted, again in (
+        (bayes, mcbn.MCBN.load(tmp_path / "net.mcbn", model)),
+        (bayes, mcbn.MCBN(model, "regression").load_state_dict(bayes.state_dict())),
+        (several, mcbn.MCBN.load(tmp_path / "two.mcbn", [model, model])),  # type: ignore[arg-type]
+    ):
+        assert torch.equal(again.predict(other).mean, fitted.predict(named).mean)
+        with pytest.raises(mcbn.MCBNError, match="the table lacks"):
+            again.predict(other.drop(columns="a"))
+    numbered = mcbn.MCBN(model, "regression").fit(pandas.DataFrame(x.numpy()), n_samples=3, batch_size=12)
+    again = mcbn.MCBN(model, "regression").load_state_dict(numbered.state_dict())
+    assert torch.equal(again.predict(pandas.DataFrame(x.numpy())[[3, 1, 0, 2, 4]]).mean, numbered.predict(x).mean)

@@ -294,8 +294,7 @@ def pick(batch: Any, picker: Picker, argument: str) -> Any:
         return picker(batch)
     if isinstance(picker, Sequence) and not isinstance(picker, str):
         picked = [pick(batch, one, argument) for one in picker]
-        by_name = all(isinstance(one, str) for one in picker)
-        return dict(zip(picker, picked, strict=True)) if by_name else tuple(picked)
+        return dict(zip(picker, picked, strict=True)) if all(isinstance(one, str) for one in picker) else tuple(picked)
     try:
         return batch[picker]
     except (KeyError, IndexError, TypeError) as error:

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from mcbn import metrics, noise
 from mcbn.baselines import ConstantUncertainty, DeepEnsemble
+from mcbn.batches import by_name
 from mcbn.conformal import inside
 from mcbn.errors import MCBNError, require_choice
 from mcbn.members import Members
 from mcbn.model import MCBN
 from mcbn.outputs import flatten, match_shape, require_labels
-from mcbn.prediction import SMALLEST
+from mcbn.prediction import SMALLEST, require_level
 
 RESAMPLES = 2000
 
@@ -73,6 +74,9 @@ def compare(
     'Take'
     """
     require_choice("task", bayes.task, ("regression", "classification"))
+    require_choice("noise", bayes.noise, noise.NOISES[::2], " to compare")
+    level, columns = require_level(level), bayes.engine.network.columns
+    validation, test = (by_name(data, columns) for data in (validation, test))
     methods = _methods(bayes, validation)
     for name, other in (others or {}).items():
         if other.task != bayes.task:
@@ -146,8 +150,7 @@ def _judge_labels(pred: Any, y: Tensor, level: float) -> tuple[Tensor, ...]:
 
 def difference(losses: Tensor, other: Tensor, seed: int = 0) -> tuple[float, float]:
     """95 % bootstrap interval of mean(other - losses) over points resampled together, (N,) each."""
-    generator = torch.Generator().manual_seed(seed)
-    gaps = (other - losses).double()
+    generator, gaps = torch.Generator().manual_seed(seed), (other - losses).double()
     means = [gaps[torch.randint(len(gaps), (len(gaps),), generator=generator)].mean() for _ in range(RESAMPLES)]
     low, high = torch.stack(means).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     return low, high

@@ -100,11 +100,9 @@ class Calibration:
         """Score every class (N, K, ...); random shares are drawn by the seed, one an input and pixel."""
         if self.score == "lac":
             return -probs
-        share = None
-        if self.randomized:
-            generator = torch.Generator().manual_seed(seed)
-            share = torch.rand(len(probs), 1, *probs.shape[2:], generator=generator).to(probs)
-        return set_scores(probs, self.penalty, share)
+        generator = torch.Generator().manual_seed(seed)
+        share = torch.rand(len(probs), 1, *probs.shape[2:], generator=generator).to(probs)
+        return set_scores(probs, self.penalty, share if self.randomized else None)
 
     def for_prediction(self, method: str, n_samples: int, mean: str = "drawn") -> "Calibration":
         """Return itself, or a copy that refuses: scores of one way to predict promise nothing of another."""
@@ -156,6 +154,8 @@ def calibrate(
     penalty, level = penalty if score == "raps" else (0.0, 0), None if level is None else require_level(level)
     if score == "quantile" and predictor.noise != "constant":
         raise MCBNError(f'score="quantile" is for noise="constant", not {predictor.noise!r}; take score="std"')
+    if not isinstance(penalty, Sequence) or [isinstance(p, int | float) and p >= 0 for p in penalty] != [True, True]:
+        raise MCBNError(f"penalty must be (cost of a class, how many are free), got {penalty!r}")
     settings = Calibration(score, {}, {}, by, level, method, randomized=randomize, penalty=penalty)
     numbers = require_groups(groups, None, data) if by == "group" else None
     options: dict[str, Any] = {"n_samples": n_samples, "return_samples": score == "quantile"}
@@ -163,7 +163,8 @@ def calibrate(
     rows, first = [], 0
     for x, y in noise.labelled(predictor, data, targets):
         pred = predictor.predict(x, **options)
-        group = torch.zeros(len(y), dtype=torch.long) if numbers is None else numbers[first : first + len(y)]
+        none = torch.zeros(first + len(y), dtype=torch.long)
+        group = (none if numbers is None else torch.cat([numbers, none]))[first : first + len(y)]  # too few: told below
         read = _score_labels if predictor.task == "classification" else _score_values
         rows.append(read(pred, y, settings, group, (joint, seed + first, ignore_index)))
         first, n_samples = first + len(y), pred.n_samples
@@ -310,7 +311,7 @@ def cross_interval(predictions: Sequence[Any], level: float) -> tuple[Tensor, Te
     low, high = (torch.cat(edge, 2) for edge in edges)  # (N, D, n)
     n, shape = low.shape[2], predictions[0].mean.shape
     require_enough(require_level(level), n)
-    k = math.floor(round((1 - level) * (n + 1), 6))
+    k = math.floor(round((1 - require_level(level)) * (n + 1), 6))
     return low.kthvalue(k, 2).values.reshape(shape), high.kthvalue(n + 1 - k, 2).values.reshape(shape)
 
 
@@ -343,6 +344,7 @@ def require_groups(groups: Any, count: int | None, data: Any = None) -> Tensor:
     if numbers.ndim != 1 or numbers.is_floating_point() or (count is not None and len(numbers) != count):
         given = f"{tuple(numbers.shape)} {numbers.dtype}"
         raise MCBNError(f'groups must be "class" or {count or "n"} whole numbers, one an example; got {given}')
-    if isinstance(data, DataLoader) and not isinstance(data.sampler, SequentialSampler):
+    order = getattr(data.batch_sampler or data, "sampler", None) if isinstance(data, DataLoader) else None
+    if isinstance(data, DataLoader) and not isinstance(order, SequentialSampler):
         raise MCBNError("groups are in the order of the data, but this DataLoader shuffles: pass shuffle=False")
     return numbers.long()

@@ -14,7 +14,7 @@ from torch.distributions import Binomial
 
 from mcbn.batches import require_int
 from mcbn.conformal import outward
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, require_number
 from mcbn.metrics import TensorLike
 from mcbn.outputs import OutputReading, as_logits, recognise, require_outputs
 from mcbn.prediction import entropy, mutual_information
@@ -48,8 +48,7 @@ def threshold(uncertainty: TensorLike, wrong: TensorLike, *, risk: float, delta:
     if uncertainty.ndim != 1 or uncertainty.shape != wrong.shape or len(wrong) == 0 or bool(uncertainty.isnan().any()):
         shapes = f"{tuple(uncertainty.shape)} and {tuple(wrong.shape)}"
         raise MCBNError(f"uncertainty and wrong must be (n,), one an example, without NaN; got {shapes}")
-    if not (0 < risk < 1 and 0 < delta < 1):
-        raise MCBNError(f"risk and delta must lie between 0 and 1, got {risk!r} and {delta!r}")
+    risk, delta = require_number("risk", risk), require_number("delta", delta)
     n, (ordered, order) = len(wrong), uncertainty.sort()
     places = [math.ceil(n * number / N_THRESHOLDS) for number in range(1, N_THRESHOLDS + 1)]
     edges = torch.cat([ordered, ordered.new_tensor([math.inf])])[places]  # (20,)
@@ -79,9 +78,9 @@ def reject(pred: Any, risk: float, *, delta: float = 0.1, tolerance: float | Non
     if calibration.mismatch:
         raise MCBNError(f"{calibration.mismatch}; calibrate for that first")
     classify = hasattr(pred, "probs")
-    if classify != (tolerance is None) or (tolerance is not None and not tolerance > 0):
+    if classify != (tolerance is None):
         raise MCBNError(f"tolerance is the largest error to accept of a regression, and only there; got {tolerance!r}")
-    wrong = calibration.loss > (0.5 if tolerance is None else tolerance)
+    wrong = calibration.loss > (0.5 if tolerance is None else require_number("tolerance", tolerance, math.inf))
     decision = threshold(calibration.uncertainty, wrong, risk=risk, delta=delta)
     if decision.kept == 0:
         least = math.ceil(math.log(delta / N_THRESHOLDS) / math.log1p(-risk))

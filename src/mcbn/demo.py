@@ -64,8 +64,7 @@ def run(out: Path, *, splits: int = 5, epochs: int | None = None, seed: int = 0)
     with bar("training", total, "epoch") as tick:
         numbers = range(1, splits + 1)
         scored = {name: [score_split(name, n, s, tick, seed) for n in numbers] for name, s in settings.items()}
-        figures = [plot_errors(out, scored), out / "toy.png"]
-        figure = plots.new_figure(6.5, 4.2)
+        figures, figure = [plot_errors(out, scored), out / "toy.png"], plots.new_figure(6.5, 4.2)
         plots.toy(**predict_toy(toy, tick, seed), ax=figure.subplots())  # type: ignore[arg-type]
         figure.savefig(figures[1])
     page = write_report(out, "boston", scored["boston"][0])

@@ -54,8 +54,7 @@ def fit(
     if batch_size is None and is_synchronised(bayes.model):  # one batch is that of all ranks
         known = read_source(data).batch_size
         batch_size = None if known is None else known * W
-    options = {"n_samples": n_samples, "batch_size": batch_size, "seed": seed}
-    twin = bayes.with_posterior(None)
+    options, twin = {"n_samples": n_samples, "batch_size": batch_size, "seed": seed}, bayes.with_posterior(None)
     share = options | _share(twin, data, options | {"inputs": inputs}, rank, W)
     if centre == "running" and share["error"] is None:
         share["running"] = record_running(twin, data, seed)._replace(first=None)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 
 class MCBNError(ValueError):
@@ -26,6 +27,14 @@ def require_choice(name: str, value: str, known: Sequence[str], where: str = "")
     if value not in known:
         raise MCBNError(f"{name} must be one of {list(known)}{where}, got {value!r}")
     return value
+
+
+def require_number(name: str, value: Any, most: float = 1) -> float:
+    """Check a number between 0 and `most`."""
+    number = value.item() if getattr(value, "ndim", None) == 0 else value  # of NumPy or torch
+    if not isinstance(number, int | float) or not 0 < number < most:
+        raise MCBNError(f"{name} must lie between 0 and {most:g}, got {value!r}")
+    return float(number)
 
 
 def one_line(error: BaseException) -> str:

@@ -79,8 +79,9 @@ def to_json(value: Any) -> str:
 
 def require_folder(path: Path) -> None:
     """Refuse to save where there is no folder: more likely a slip than a wish for one."""
-    if not path.parent.is_dir():
-        raise MCBNError(f"cannot save {path.name}: the folder {path.parent} does not exist")
+    if path.is_dir() or not path.parent.is_dir():
+        told = "it is a folder; name a file" if path.is_dir() else f"the folder {path.parent} does not exist"
+        raise MCBNError(f"cannot save {path.name}: {told}")
 
 
 def require_output(

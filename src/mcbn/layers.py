@@ -153,8 +153,7 @@ class Settings:
         there = ((id(owner), space, n) for owner, space, named in spaces for n in named if n in space)
         present = {(owner, n): (partial(space.get, n), n, space[n]) for owner, space, n in there if n[:2] != "__"}
         self.spaces = [*{id(owner): space for owner, space, _ in spaces}.values()]
-        self.sizes = [*map(len, self.spaces)]
-        called = {name for code, _ in codes for name in code.co_names}
+        self.sizes, called = [*map(len, self.spaces)], {name for code, _ in codes for name in code.co_names}
         reads = called | {name for code, _ in codes for name in code.co_consts if isinstance(name, str)}
         functions = list({id(f): f for child in children for f in _functions(child)}.values())
         cells = [cell for f in functions for cell in f.__closure__ or () if cell != CellType()]

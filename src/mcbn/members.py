@@ -47,6 +47,8 @@ class Members(Predictor):
 
     def fit(self, data: Any, **options: Any) -> Self:
         """Draw the statistics of every member, as `mcbn.MCBN.fit` does."""
+        if isinstance(data, Iterator):
+            raise MCBNError("the first network would use the iterator up; give a DataLoader, a Dataset or tensors")
         for member in self.members:
             member.fit(data, **options)
         self.inputs, self.n_samples = self.members[0].inputs, self.posterior.n_samples
@@ -57,11 +59,13 @@ class Members(Predictor):
         prepared = ((member, member.engine.network.prepare(inputs)) for member in self.members)
         return of_one_shape(chunk for member, own in prepared for chunk in member.draws(own, n_samples))
 
-    def predict(self, x: Any, *, method: str = "sample", **options: Any) -> Any:
-        """Pool what the members predict; arguments as for `mcbn.MCBN.predict`."""
+    def predict(self, x: Any, *, method: str = "sample", watch: Any = None, **options: Any) -> Any:
+        """Pool what the members predict; arguments as for `mcbn.MCBN.predict`, the watch that of the first."""
 
         def predict_batch(inputs: Any) -> Any:
-            return pool([member.predict(inputs, method=method, **options) for member in self.members])
+            first, *others = self.members
+            own = first.predict(inputs, method=method, watch=watch, **options)
+            return pool([own, *(member.predict(inputs, method=method, **options) for member in others)])
 
         pred: Any = self.engine.network.over(x, predict_batch, prediction.join, self.inputs)
         kept, mean = self.calibration, options.get("mean", "drawn")

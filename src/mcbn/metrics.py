@@ -156,8 +156,7 @@ def brier(probs: TensorLike, y: TensorLike) -> Tensor:
     tensor(0.2600)
     """
     probs, y = _probs_and_labels(probs, y)
-    one_hot = torch.zeros_like(probs).scatter(1, y.unsqueeze(1), 1)  # (N, K, ...)
-    return (probs - one_hot).square().sum(1).mean()
+    return (probs - torch.zeros_like(probs).scatter(1, y.unsqueeze(1), 1)).square().sum(1).mean()
 
 
 def accuracy(probs: TensorLike, y: TensorLike) -> Tensor:

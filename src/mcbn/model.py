@@ -16,7 +16,7 @@ from mcbn.batching import draw_batches, require_share
 from mcbn.check import drift
 from mcbn.engine.record import DECIDING, record
 from mcbn.engine.run import Engine
-from mcbn.errors import MCBNError, require_choice
+from mcbn.errors import MCBNError, require_choice, require_number
 from mcbn.layers import Layers, candidates, choose
 from mcbn.linear import Linearizer
 from mcbn.network import Network, Output, is_stream, read_place, refuse_sharded, unwrap, warn_if_synchronised
@@ -122,6 +122,7 @@ class MCBN(Generic[P]):
         self.model, self.layers, self.inputs, self.output = model, layers, inputs, output
         self._place: tuple[torch.device | None, torch.dtype | None] = (None, None)  # where `to` put the network
         self.adaptation: Adaptation | None = None  # what `adapt` found and did
+        self.moved_before = False  # by `adapt`, before it was saved: what from is not known any more
         self.calibration: Calibration | None = None  # what `calibrate` kept
         self._engine: Engine | None = None
         self._linearizer: Linearizer | None = None
@@ -223,8 +224,7 @@ class MCBN(Generic[P]):
         (RegressionPrediction(shape=(64, 1), n_samples=20), torch.Size([64]))
         """
         require_choice("method", method, METHODS)
-        if tolerance is not None and not tolerance > 0:
-            raise MCBNError(f"tolerance must be a positive number in the units of the prediction, got {tolerance!r}")
+        tolerance = None if tolerance is None else require_number("tolerance", tolerance, torch.inf)
         engine, T = self.engine_for(n_samples, chunk_size)
         if watch is not None and not hasattr(watch, "require_network_of"):
             raise MCBNError(f"watch must be made by bayes.watch(reference) or loaded, got {batches.describe(watch)}")
@@ -314,7 +314,6 @@ class MCBN(Generic[P]):
         """
         score, T = levels.require_score(self.task, score, self.noise), self.engine_for(n_samples)[1]
         options: dict[str, Any] = {"score": score, "n_samples": T, "targets": targets, "ignore_index": ignore_index}
-        levels.drop_calibration(self)
         drawn, M = self.posterior, self.posterior.batch_size
         if batch_sizes is None:
             tuned = {M: levels.tune(self, data, **options)}
@@ -322,6 +321,8 @@ class MCBN(Generic[P]):
             sizes = levels.candidates(batch_sizes, drawn.fitted_batch_size or M)
             tuned = {M: levels.tune(self.with_posterior(drawn.at_batch_size(M)), data, **options) for M in sizes}
             M = levels.best(tuned, score)
+        levels.drop_calibration(self)
+        if batch_sizes is not None:
             self.posterior = drawn.at_batch_size(M)
         self.noise_precision, self.tau_at_bound = tuned[M].tau, tuned[M].at_bound
         levels.warn_if_bound(tuned[M], self.task, M)
@@ -479,8 +480,8 @@ class MCBN(Generic[P]):
 
     @tau.setter
     def tau(self, value: float | Tensor) -> None:
+        self.noise_precision, self.tau_at_bound = levels.require_tau(value, self.task), False
         levels.drop_calibration(self)
-        self.noise_precision, self.tau_at_bound = levels.require_tau(value), False
 
     @property
     def noise_std(self) -> float | Tensor:
@@ -496,6 +497,8 @@ class MCBN(Generic[P]):
         >>> bayes.save(folder / "net.mcbn")
         """
         tensors, text = saving.pack(self)
+        if taken := [n for n in notes if n in text or n in saving.OPTIONAL or not isinstance(notes[n], str)]:
+            raise MCBNError(f"notes must be texts under names that mcbn does not use itself; got {taken}")
         saving.save(path, tensors, text | notes)
 
     @classmethod
@@ -631,7 +634,7 @@ class MCBN(Generic[P]):
     def adopt_fit(self, network: Network, posterior: Posterior, inputs: batches.Picker) -> Self:
         """Take over a new fit, for the verb that a user called: what was found for the draws before it goes."""
         levels.drop_calibration(self, stacklevel=4)
-        self.inputs, self.adaptation, self.tau_at_bound = inputs, None, False
+        self.inputs, self.adaptation, self.moved_before, self.tau_at_bound = inputs, None, False, False
         return self.adopt(network, posterior)
 
     def with_posterior(self, posterior: Posterior | None, *, model: nn.Module | None = None) -> Self:

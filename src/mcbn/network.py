@@ -289,8 +289,7 @@ class Network:
             return
         try:
             with torch.no_grad(), isolated_random(), Ending() as mode:
-                result = self.call_module(batches.copied(inputs))
-                output = pick_output(result, self.output)
+                output = pick_output(self.call_module(batches.copied(inputs)), self.output)
         except (RuntimeError, ValueError):  # whoever runs it next is told, or runs it with the statistics of a draw
             return
         if output.numel():
@@ -317,8 +316,7 @@ class Network:
         except Exception as error:
             what = f"{type(self.module).__name__} could not run on what it was given, {batches.describe(inputs)}"
             cure = "if that is not what it takes, pass inputs= (a key, an index, a list of them, or a function)"
-            said = f"({type(error).__name__}: {error})"
-            raise NotRunError(f"{self._cure(inputs)}{what} {said}; {cure}") from error
+            raise NotRunError(f"{self._cure(inputs)}{what} ({type(error).__name__}: {error}); {cure}") from error
 
     def _cure(self, inputs: Any) -> str:
         """Name the first of the usual cures that lets the network run; empty where none does."""

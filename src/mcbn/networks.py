@@ -137,8 +137,7 @@ def train_regression(
         inner = network.network
         x, y = network.standardize(x, y)
     y, M = y.reshape(len(y), -1), min(batch_size, len(x))  # (N, D)
-    optimizer = adam(inner, weight_decay, learning_rate)
-    generator = torch.Generator().manual_seed(seed)
+    optimizer, generator = adam(inner, weight_decay, learning_rate), torch.Generator().manual_seed(seed)
     try:
         for epoch in range(1, epochs + 1):
             network.train()

@@ -53,15 +53,17 @@ def initial_tau(task: str, noise: str = "constant") -> Tensor:
     return torch.tensor(math.inf if task == "regression" and noise != "head" else 1.0, dtype=torch.float64)
 
 
-def require_tau(value: float | Tensor) -> Tensor:
-    """Check a tau that was set, and keep it as a tensor, (), (D,), or (D, D) for a precision matrix."""
-    tau = torch.as_tensor(value, dtype=torch.float64).detach().cpu().clone()
+def require_tau(value: float | Tensor, task: str = TASKS[0]) -> Tensor:
+    """Check a tau that was set, and keep it as a tensor, (), (D,), or (D, D) for a precision matrix; () of classes."""
+    number = not isinstance(value, str | None)
+    tau = torch.as_tensor(value if number else 0, dtype=torch.float64).detach().cpu().clone()
     if tau.ndim == 2 and tau.shape[0] == tau.shape[1] and bool(torch.isfinite(tau).all()):
         valid = agree(tau, tau.T) and bool((torch.linalg.eigvalsh(tau) > 0).all())
     else:
         valid = tau.ndim < 2 and bool((tau > 0).all())
-    if not valid:
-        raise MCBNError(f"tau must be a positive number, one for each output, or their precision matrix; got {value!r}")
+    if not valid or (task != "regression" and (tau.ndim > 0 or bool(tau.isinf()))):
+        kind = "one for each output, or their precision matrix" if task == "regression" else "1 / temperature"
+        raise MCBNError(f"tau must be a positive number, {kind}; got {value!r}")
     return tau
 
 
@@ -213,8 +215,7 @@ def _tune_classes(logits: Tensor, y: Tensor) -> Tuned:
     bound = torch.tensor(MOST_TEMPERATURE, dtype=logits.dtype, device=logits.device)
 
     def loss(log_tau: Tensor) -> Tensor:
-        log_p = torch.log_softmax(log_tau.exp() * logits, 2).gather(2, index).squeeze(2)  # (T, n)
-        return -torch.logsumexp(log_p, 0).mean()
+        return -torch.logsumexp(torch.log_softmax(log_tau.exp() * logits, 2).gather(2, index).squeeze(2), 0).mean()
 
     return _tuned(loss, -bound, bound, steps=40)
 

@@ -55,8 +55,7 @@ class Ending(TorchFunctionMode):
         self.squashed: deque[tuple[str, Tensor]] = deque(maxlen=8)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **kwargs or {})
-        name = getattr(func, "__name__", "")
+        result, name = func(*args, **kwargs or {}), getattr(func, "__name__", "")
         kind = self.of(args[0]) if name in COPIES and args else SQUASHES.get(name)
         if kind and isinstance(result, Tensor):
             self.squashed.append((kind, result))

@@ -158,8 +158,7 @@ def running_mean(value: Vector, window: int) -> Vector:
     """Return the centred mean of `window` neighbours, of fewer at the ends: (N,)."""
     N = len(value)
     total = np.concatenate([[0.0], np.cumsum(value)])
-    start = np.clip(np.arange(N) - (window - 1) // 2, 0, N)
-    stop = np.clip(np.arange(N) + window // 2 + 1, 0, N)
+    start, stop = np.clip(np.arange(N) - (window - 1) // 2, 0, N), np.clip(np.arange(N) + window // 2 + 1, 0, N)
     return np.asarray((total[stop] - total[start]) / (stop - start))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, require_number
 from mcbn.metrics import worse_mean, worse_probs
 from mcbn.outputs import flatten, is_matrix, match_shape, noise_variance, require_labels, split_head
 
@@ -94,10 +94,7 @@ def join(predictions: Sequence[Any]) -> Any:
 
 def require_level(level: float | None) -> float:
     """Check a level; 0.95 where none is named."""
-    level = 0.95 if level is None else level
-    if isinstance(level, str) or not 0 < level < 1:
-        raise MCBNError(f"level must lie between 0 and 1, got {level!r}")
-    return float(level)
+    return require_number("level", 0.95 if level is None else level)
 
 
 def central_interval(mean: Tensor, std: Tensor, level: float | None) -> tuple[Tensor, Tensor]:

@@ -66,8 +66,7 @@ def fit(
         address: as `mcbn.ray.predict`.
     """
     require_draws(posterior, centre)
-    inputs = bayes.inputs if inputs is None else inputs
-    network = bayes.copy_network()
+    inputs, network = bayes.inputs if inputs is None else inputs, bayes.copy_network()
     unfitted = bayes.with_posterior(None, model=Network(unwrap(bayes.model), bayes.output).module.to("cpu"))
     options = {"n_samples": n_samples, "batch_size": batch_size, "seed": seed, "inputs": inputs}
     with connected(address) as ray:
@@ -219,8 +218,7 @@ def require_ray(module: str = "ray") -> Any:
 @contextmanager
 def connected(address: str | None = None) -> Iterator[Any]:
     """Give Ray: connected as it is, or for this while to an address, to $RAY_ADDRESS, or to this machine alone."""
-    ray = require_ray()
-    address = address or os.environ.get("RAY_ADDRESS")
+    ray, address = require_ray(), address or os.environ.get("RAY_ADDRESS")
     if ray.is_initialized():
         yield ray
         return

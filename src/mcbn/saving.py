@@ -29,6 +29,7 @@ CHECKSUMS = "checksums"  # in the text of a file: one of every tensor, and under
 MOST_DRAWN = 2**30  # statistics that the Gaussian of a file may ask for: 8 GB
 KINDS = ("mean", "var")  # of statistics
 METADATA, TAU = "metadata", "tau"  # keys of a state dict
+OPTIONAL = ("inputs", "output", "calibration", CHECKSUMS)  # text that not every file has
 B = TypeVar("B", bound=Any)  # an MCBN
 
 
@@ -121,6 +122,7 @@ def pack(bayes: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
         tensors = {"gaussian.location": moments.location, "gaussian.diagonal": moments.diagonal}
         tensors |= {f"gaussian.factor.{number}": factor for number, factor in enumerate(moments.factors)}
     pickers = {"inputs": bayes.inputs, "output": bayes.output}.items()
+    plain_names = all(isinstance(name, str | int) for name in bayes.engine.network.columns)
     more, promise = bayes.calibration.pack() if bayes.calibration is not None else ({}, {})
     text = {
         "format": FORMAT,
@@ -137,7 +139,9 @@ def pack(bayes: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
         "noise": bayes.noise,
         "outputs": bayes.reads,
         "tau_at_bound": json.dumps(bayes.tau_at_bound),
+        "moved": json.dumps(bayes.moved_before or (bayes.adaptation is not None and bayes.adaptation.moved)),
         **{name: json.dumps(value) for name, value in pickers if value is not None and not callable(value)},
+        "columns": json.dumps(bayes.engine.network.columns if plain_names else []),
         **promise,
     }
     return {name: value.detach().cpu().contiguous() for name, value in (tensors | more).items()}, text
@@ -148,9 +152,11 @@ def restore(bayes: B, drawn: Posterior, tau: Any, tensors: Mapping[str, Tensor],
     precision = require_tau(tau)
     with torch.inference_mode(False):
         network = bayes.copy_network()
+        network.columns = json.loads(text.get("columns", "[]"))
         bayes.adopt(network, drawn.to(network.device))
     bayes.layers, bayes.noise_precision = list(dict.fromkeys(map(layer_of, drawn.layers))), precision
-    bayes.calibration, bayes.tau_at_bound = None, json.loads(text.get("tau_at_bound", "false"))
+    bayes.calibration = bayes.adaptation = None
+    bayes.tau_at_bound, bayes.moved_before = (json.loads(text.get(name, "false")) for name in ("tau_at_bound", "moved"))
     if "calibration" in text:
         from mcbn.conformal import Calibration
 

@@ -88,8 +88,7 @@ class SharedMasks(TorchFunctionMode):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self.generator = torch.Generator().manual_seed(seed)
-        self.calls = 0
+        self.generator, self.calls = torch.Generator().manual_seed(seed), 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -94,7 +94,7 @@ class Predictor(ABC):
 
     @tau.setter
     def tau(self, value: float | Tensor) -> None:
-        self.noise_precision = noise.require_tau(value)
+        self.noise_precision = noise.require_tau(value, self.task)
         noise.drop_calibration(self)
 
     def tune(self, data: Any, *, score: str | None = None, n_samples: int | None = None, **options: Any) -> Self:

@@ -282,8 +282,7 @@ def _shares(network: Network, posterior: Posterior, x: Any) -> tuple[dict[str, t
             twin = copy.copy(network)  # with random sums of its outputs (N, ...) in their place, (N, SUMS)
             twin.output, twin.reading = lambda result: network.read(result).flatten(1) @ weights, None
             D, most = SUMS, SUMMED_EXAMPLES
-        values = 2 * sum(posterior.channels.values()) * D
-        count = min(most, max(1, SHARE_VALUES // values), len(output))
+        count = min(most, max(1, SHARE_VALUES // (2 * sum(posterior.channels.values()) * D)), len(output))
         few = batches.map_tensors(lambda t: t[:count] if t.ndim and len(t) == len(output) else t, x)
         shares = Linearizer(twin, posterior)(few, posterior.n_samples).shares(posterior.channels)
     except MCBNError as error:
@@ -312,8 +311,7 @@ def ks_distance(values: Tensor, mean: Tensor | float, std: Tensor | float) -> Te
     if values.ndim != 2 or len(values) < 1:
         raise MCBNError(f"values must be (T, C), one column a unit; got {tuple(values.shape)}")
     z = ((values.double() - mean) / std).sort(0).values  # (T, C)
-    T = len(z)
-    expected = torch.special.ndtr(z)
+    T, expected = len(z), torch.special.ndtr(z)
     step = torch.arange(T + 1, dtype=z.dtype, device=z.device)[:, None] / T
     return torch.maximum(step[1:] - expected, expected - step[:-1]).amax(0)
 

@@ -132,6 +132,8 @@ def predict(
     is_many = files.is_many(data) or resume
     if not is_many:
         results.require_writable(out, {**source.sources(data), "--watch": watch}, files.keys, overwrite=overwrite)
+    if tolerance is not None and risk is None:
+        raise MCBNError("--tolerance says what --risk counts as an error; give both, or neither")
     fitted = source.load()
     bayes = fitted.bayes
     how: dict[str, Any] = {"method": method, "n_samples": samples, "mean": mean}

@@ -142,6 +142,7 @@ class Fitted(NamedTuple):
 
     def save(self, bayes: MCBN[Any], path: Path) -> None:
         """Write the posterior of an MCBN with what is known of tables and the constant twin here."""
+        bayes.engine.network.columns = list(self.layout.columns or ())  # for Python, as a table gives them
         notes = {} if self.constant is None else {"constant_tau": json.dumps(self.constant.tolist())}
         bayes.save(path, table=json.dumps(asdict(self.layout)), **notes)
 
@@ -176,7 +177,8 @@ class FittedOptions(NetworkOptions):
         _, metadata = saving.read_tensors(self.posterior)
         constant = metadata.get("constant_tau")
         tau = torch.tensor(json.loads(constant), dtype=torch.float64) if constant else None
-        return Fitted(bayes, Layout(**json.loads(metadata.get("table", "{}"))), tau)
+        named = {"columns": bayes.engine.network.columns or None}  # of a fit in Python
+        return Fitted(bayes, Layout(**json.loads(metadata.get("table", json.dumps(named)))), tau)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -175,8 +175,7 @@ def folds(train: Tensor, k: int = 5) -> list[Fold]:
         came = f"{train.dtype} of shape {tuple(train.shape)}; pass the train part of mcbn.data.split"
         raise MCBNError(f"train must be a 1-D int64 tensor of row indices, got {came}")
     require_int("k", k, 2, len(train))
-    generator = np.random.RandomState(FOLD_SEED)
-    order = train.cpu().numpy().copy()
+    generator, order = np.random.RandomState(FOLD_SEED), train.cpu().numpy().copy()
     generator.shuffle(order)
     validations, cut = np.array_split(order, k), []
     for i, validation in enumerate(validations):

@@ -183,8 +183,7 @@ class Plan:
     def _is_worth_capture(self, draws: int) -> bool:
         """Tell whether passes of so many draws are small, and run often enough, to be captured as a CUDA graph."""
         small = self.omega.is_cuda and self.program.width * self.chunk <= constants.GPU_GRAPH
-        often = self.runs[draws] >= constants.PASSES_BEFORE_CAPTURE
-        return small and often and not torch.is_autocast_enabled("cuda")
+        return small and self.runs[draws] >= constants.PASSES_BEFORE_CAPTURE and not torch.is_autocast_enabled("cuda")
 
     def side_by_side(self, shared: tuple[Tensor, ...], rows: Tensor) -> Tensor:
         """Run rows (t, S), a chunk of them in one pass, passes beside each other on streams: to be captured."""

@@ -167,8 +167,7 @@ def _use_buffers(graph: fx.Graph, depends: set[fx.Node]) -> fx.Node:
 
 def _buffer(buffers: Buffers, slot: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Return the buffer of a slot in this shape; what it held is gone."""
-    size = math.prod(shape)
-    held = buffers.get(slot)
+    size, held = math.prod(shape), buffers.get(slot)
     if held is None or held.numel() < size or held.dtype != like.dtype:
         held = buffers[slot] = torch.empty(size, dtype=like.dtype, device=like.device)
     return held[:size].view(shape)

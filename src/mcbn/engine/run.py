@@ -270,8 +270,7 @@ class Engine:
         values, expected = torch.stack([*samples.values()]), torch.stack([own[t] for t in samples])
         if within(tolerance(draws, digit=history.digit), values, expected):
             return True
-        error = self._rounding(inputs, history.width)
-        return within(tolerance(draws, error, digit=history.digit), values, expected)
+        return within(tolerance(draws, self._rounding(inputs, history.width), digit=history.digit), values, expected)
 
     def _rounding(self, inputs: Any, width: int) -> Tensor:
         """Measure how far the network's own pass is from double precision, (n, ...) for inputs: few if it is wide."""
@@ -335,8 +334,7 @@ class Engine:
             what = "nothing shows that this network treats each of them by itself, so they are not cut into blocks"
             cure = f"give fewer at a time ({error})"
             raise MCBNError(f"one draw of {N} inputs does not fit into memory, and {what}; {cure}") from error
-        halves = batches.cut(inputs, 2)
-        for pieces in zip(*(self.outputs(half, stop, 1, start=start) for half in halves), strict=True):
+        for pieces in zip(*(self.outputs(half, stop, 1, start=start) for half in batches.cut(inputs, 2)), strict=True):
             yield torch.cat(pieces, 1)
 
 

@@ -129,8 +129,7 @@ class SamplePredictor(nn.Module):
             rows, share = now
             return self.summary.merge(state, self._pass(crossing, rows, N), share), ()
 
-        like = self.summary.of(self.shares.new_zeros(1, N, *self.output))
-        empty = tuple(torch.zeros_like(value) for value in like)
+        empty = tuple(torch.zeros_like(value) for value in self.summary.of(self.shares.new_zeros(1, N, *self.output)))
         state, _ = scan(step, empty, (list(self.drawn), self.shares))  # memory grows with the chunk, not with T
         return tuple(state)
 
@@ -178,8 +177,7 @@ class LinearPredictor(nn.Module):
         _, gradient = self.gradient(self.program.tile(values, self.D), centre, selected)
         by = iter(torch.split(gradient, self.sizes, 1))
         pairs = (point.by_statistics(next(by), next(by)) for point in points)
-        flat = torch.cat([column for pair in pairs for column in pair], 1)  # (D N, S)
-        return flat.reshape(self.D, N, -1).transpose(0, 1)
+        return torch.cat([column for pair in pairs for column in pair], 1).reshape(self.D, N, -1).transpose(0, 1)
 
     def _mean(self, values: Sequence[Tensor], N: int, jacobian: Tensor) -> Tensor:
         """1/K sum_k [f_omega_k - J (omega_k - omega_0)], (N, ...)."""

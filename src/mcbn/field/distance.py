@@ -127,5 +127,4 @@ def pooled_p_value(distances: Tensor, held_out: Tensor, *, seed: int = 0, rounds
     ranks = len(everything) - torch.searchsorted(everything.sort().values, everything, side="left")  # 1: the largest
     scores = -(ranks.double() / len(everything)).log()
     order = torch.rand(rounds, len(everything), generator=torch.Generator().manual_seed(seed)).argsort(1)[:, :k]
-    larger = int((scores[order].sum(1) >= scores[:k].sum() - 1e-9).sum())
-    return (1 + larger) / (1 + rounds)
+    return (1 + int((scores[order].sum(1) >= scores[:k].sum() - 1e-9).sum())) / (1 + rounds)

@@ -52,8 +52,7 @@ class Reference:
 
     def overlapping(self, size: int, count: int) -> Iterator[Any]:
         """Yield random batches of inputs to fit with; two of them may share inputs."""
-        runs = -(-size // self.run)
-        generator = self._generator(1)
+        runs, generator = -(-size // self.run), self._generator(1)
         for _ in range(count):
             yield self.take(self._rows(generator.choice(self.fitting, runs, replace=runs > len(self.fitting)))[:size])
 

@@ -21,7 +21,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +31,7 @@ from torch import Tensor
 from mcbn import batches, saving
 from mcbn.batch_norm import layer_of
 from mcbn.engine.record import Recorder
-from mcbn.errors import MCBNError
+from mcbn.errors import MCBNError, require_number
 from mcbn.field.distance import Metric, Null, coordinates, fit_null, layer_means, pooled_p_value, rank_p_values
 from mcbn.field.novelty import InputNull, Novelty, centre_of, class_proportions, class_weights, fit_inputs, see
 from mcbn.field.reference import Reference, cut_batches, finite, not_finite, shapes_of
@@ -159,6 +158,7 @@ class Watch:
         self, bayes: MCBN[Any], *, reference: Reference | None, batch_size: int, false_alarms: float, seed: int
     ) -> None:
         self.network, self.task = bayes.engine.network, bayes.task
+        self.known = self.network  # the last that was found to have these weights
         self.centre = centre_of(bayes.posterior)
         self.reference, self.shapes = reference, reference.shapes if reference else None
         self.batch_size, self.false_alarms, self.seed = batch_size, false_alarms, seed
@@ -333,8 +333,7 @@ class Watch:
                 raise MCBNError(f"{path} is a safetensors file but not an mcbn watch; write one with Watch.save")
             here = saving.fingerprint(bayes.engine.network.module)
             saving.require_same_structure(path, json.loads(metadata["structure"]), json.loads(here["structure"]))
-            if metadata["weights_dtype"] == here["weights_dtype"] and metadata["weights"] != here["weights"]:
-                raise MCBNError(f"{path} is a watch of other weights than this network has: make one for these")
+            _require_weights(f"the watch {path}", metadata, here)
             settings = json.loads(metadata["settings"])
             watch = cls(bayes, reference=None, **{n: settings[n] for n in ("batch_size", "false_alarms", "seed")})
             _restore(watch, tensors, settings)
@@ -364,6 +363,9 @@ class Watch:
         if bayes.posterior.channels != self.channels:
             fault = f"the watch is of layers (channels) {self.channels}, this network has {bayes.posterior.channels}"
             raise MCBNError(f"{fault}: make a watch with this network, bayes.watch(reference)")
+        if self.known is not bayes.engine.network:
+            _require_weights("the watch", *map(saving.fingerprint, (self.known.module, bayes.engine.network.module)))
+            self.known = bayes.engine.network
 
     def _layers(self, z: Tensor, null: Null) -> tuple[LayerReading, ...]:
         widths, location = [C for C in self.channels.values() for _ in range(2)], null.metric.location
@@ -394,8 +396,7 @@ class Watch:
         """Yield reference batches of this size in the class proportions of x, as predicted; None where it cannot be."""
         if self.reference is None or self.task != "classification" or not self.input_null.probs.shape[1]:
             return None
-        null = self.input_null
-        seen = see(self.network, self.task, self.centre, x, classes_only=True)
+        null, seen = self.input_null, see(self.network, self.task, self.centre, x, classes_only=True)
         weights = class_weights(null.probs, class_proportions(seen.probs, null.probs))
         return self.reference.weighted(null.rows, weights, size, needed_batches(self.false_alarms))
 
@@ -419,19 +420,23 @@ def make_watch(
     bayes: MCBN[Any], data: Any, *, batch_size: int | None, false_alarms: float, run: int, seed: int
 ) -> Watch:
     """Make a watch of a fitted network and reference inputs: `MCBN.watch` says how."""
-    if not (isinstance(false_alarms, Real) and 0 < false_alarms < 1):
-        raise MCBNError(f"false_alarms must lie between 0 and 1, got {false_alarms!r}")
+    false_alarms = require_number("false_alarms", false_alarms)
     seed, run = batches.require_int("seed", seed, 0), batches.require_int("run", run, 1)
     reference = Reference(data, bayes.engine.network, bayes.inputs, run=run, seed=seed)
     if batch_size is None:
         drawn, largest = bayes.posterior, reference.largest(needed_batches(false_alarms))
-        known = reference.source.batch_size or drawn.fitted_batch_size or drawn.batch_size
-        batch_size = max(2, min(known, largest))
+        batch_size = max(2, min(reference.source.batch_size or drawn.fitted_batch_size or drawn.batch_size, largest))
     size = batches.require_int("batch_size", batch_size, 1)
     watch = Watch(bayes, reference=reference, batch_size=size, false_alarms=false_alarms, seed=seed)
     watch.require_enough(size)
     watch.coordinates(watch.require_inputs(reference.take(np.arange(2))))  # refuse another network's now, not later
     return watch
+
+
+def _require_weights(watch: str, there: Mapping[str, str], here: Mapping[str, str]) -> None:
+    """Refuse a watch of other weights; those of another dtype are not compared."""
+    if there["weights_dtype"] == here["weights_dtype"] and there["weights"] != here["weights"]:
+        raise MCBNError(f"{watch} is of other weights than this network has; make one for these, or give its reference")
 
 
 def _packed(watch: Watch) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -62,8 +62,7 @@ def answers(wrong: Vector, top: float) -> tuple[Vector, list[str]]:
 
 def tenths(uncertainty: Vector, loss: Vector) -> tuple[float, float]:
     """Mean loss of the least and of the most uncertain tenth; (N,) each, a tenth holds at least one point."""
-    order = np.argsort(uncertainty, kind="stable")
-    size = max(1, len(loss) // 10)
+    order, size = np.argsort(uncertainty, kind="stable"), max(1, len(loss) // 10)
     return float(loss[order[:size]].mean()), float(loss[order[-size:]].mean())
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mcbn import batches, saving
-from mcbn.errors import MCBNError, MissingExtraError, extra, one_line, require_choice
+from mcbn.errors import MCBNError, MissingExtraError, extra, one_line, require_choice, require_number
 from mcbn.field.watch import Watch
 from mcbn.files import printable
 from mcbn.model import MCBN, METHODS
@@ -243,8 +243,7 @@ def plan(
     """Cut the inputs into parts; refuse what no worker could do, before any work is given out."""
     require_choice("method", method, METHODS)
     require_choice("mean", mean, MEANS)
-    if not 0 < coverage < 1:
-        raise MCBNError(f"coverage must lie between 0 and 1, got {coverage!r}")
+    require_number("coverage", coverage)
     bayes.engine_for(n_samples, None)
     if not reading:
         warn_if_untuned(bayes.noise_precision)
@@ -280,8 +279,7 @@ def plan(
 def read_folder(folder: Path, *, key: Sequence[str], **how: Any) -> Tensor:
     """Read all rows or images of a folder, (N, ...); options as of `plan`."""
     files = list_files([folder])
-    reader = Reader(0, tuple(key), **how).probe(files)
-    blocks = []
+    reader, blocks = Reader(0, tuple(key), **how).probe(files), []
     for batch in (batch for part in cut(files, reader.batch_rows, None) for batch in reader.read(part)):
         if batch.bad:
             raise MCBNError(f"{batch.bad[0]['file']} of {folder} cannot be used: {batch.bad[0]['reason']}")

@@ -140,8 +140,7 @@ class MCBNRegressor(RegressorMixin, MCBNEstimator):  # type: ignore[misc]
         coherent; each is used once before any is used twice.
         """
         S, generator = require_int("n_samples", n_samples, 1), check_random_state(random_state)
-        blocks = self._blocks(X)
-        T = self.bayes_.posterior.n_samples
+        blocks, T = self._blocks(X), self.bayes_.posterior.n_samples
         draws = np.concatenate([generator.permutation(T) for _ in range(-(-S // T))])[:S]
         functions = np.concatenate([self.bayes_.sample(block).numpy()[draws] for block in blocks], 1)  # (S, N, ...)
         noise = np.asarray(self.bayes_.noise_std) * generator.standard_normal(functions.shape)
@@ -174,8 +173,7 @@ class MCBNClassifier(ClassifierMixin, MCBNEstimator):  # type: ignore[misc]
         """Train on X (N, Q) and labels y (N,); fit and tune MCBN."""
         x, labels = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(labels)
-        labels = validation.column_or_1d(labels, warn=True)
-        weights = _weights(sample_weight, x)
+        labels, weights = validation.column_or_1d(labels, warn=True), _weights(sample_weight, x)
         self.classes_ = np.unique(labels[weights > 0])
         if len(self.classes_) < 2:
             raise MCBNError(f"classification needs 2 classes; the data holds one class: {self.classes_.tolist()[0]!r}")

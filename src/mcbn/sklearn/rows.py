@@ -28,8 +28,7 @@ class Rows(NamedTuple):
     @property
     def size(self) -> int:
         """W, the rows of one epoch: sum of the weights where they are whole numbers, else n."""
-        total = self.weights.sum().item()
-        whole = bool((self.weights == self.weights.round()).all())
+        total, whole = self.weights.sum().item(), bool((self.weights == self.weights.round()).all())
         return int(total) if whole and total <= max(LARGEST_EPOCH, len(self.x)) else len(self.x)
 
     def order(self, generator: torch.Generator) -> Tensor:
@@ -53,8 +52,7 @@ def systematic(weights: Tensor, size: int, offset: Tensor) -> Tensor:
 def distinct(x: NDArray[np.float64], y: NDArray[np.float64], weights: NDArray[np.float64]) -> Rows:
     """Leave out rows of weight 0 and merge equal rows (x, y), adding up their weights."""
     kept = weights > 0
-    joined = np.column_stack([x, y])[kept] + 0.0  # + 0.0: -0.0 equals 0.0
-    rows, place = np.unique(joined, axis=0, return_inverse=True)
+    rows, place = np.unique(np.column_stack([x, y])[kept] + 0.0, axis=0, return_inverse=True)  # -0.0 equals 0.0
     totals = np.bincount(place.reshape(-1), weights[kept])
     inputs, targets = np.split(rows, [x.shape[1]], axis=1)
     return Rows(*map(torch.from_numpy, (inputs, targets.reshape(len(rows), *y.shape[1:]), totals)))

@@ -106,8 +106,7 @@ class _Run:
         # at most half the rows of each network, so that draws of batch statistics differ
         asked = settings.batch_size or max(M for least, M in BATCH_SIZES.items() if rows.size >= least)
         self.batch_size = max(2, min(asked, min(training.size for training in self.training) // 2))
-        self.n_batches = max(1, rows.size // self.batch_size)
-        seeds = [seed] * len(self.training)
+        self.n_batches, seeds = max(1, rows.size // self.batch_size), [seed] * len(self.training)
         values = stacked.initial_values(rows.x.shape[1], settings.hidden_sizes(), n_outputs, seeds=seeds)
         values = {name: value.to(self.device) for name, value in values.items()}
         self.stack = Stack(values, weight_decay=settings.weight_decay, learning_rate=settings.learning_rate)

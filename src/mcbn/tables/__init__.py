@@ -239,8 +239,7 @@ def _from_factory(spec: str, keys: Keys, need_targets: bool) -> Examples:
 
     def read() -> Iterator[InputBlock]:
         again = specs.make(spec, "--data") if isinstance(data, Iterator) else data  # a generator gives out once
-        stream = DataLoader(again, batch_size=256) if isinstance(again, Dataset) else [again] if whole else again
-        for batch in stream:
+        for batch in DataLoader(again, batch_size=256) if isinstance(again, Dataset) else [again] if whole else again:
             x, y = batches.pick_inputs(batch, None, keys), None
             with nullcontext() if need_targets else suppress(MCBNError):
                 y = batches.pick_targets(batch, None)

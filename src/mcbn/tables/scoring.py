@@ -63,8 +63,7 @@ def evaluate_regression(
     spread = tau.reshape(-1, *(1,) * (mean.ndim - 2)) if mean.ndim > 1 else tau.reshape(())
     crps = metrics.crps_gaussian(mean, variance, y)
     constant_crps = metrics.crps_gaussian(mean, (1 / spread).expand_as(mean), y)
-    constant_pll = metrics.pll(mean.unsqueeze(0), y, spread)
-    rmse = metrics.rmse(mean, y).item()
+    constant_pll, rmse = metrics.pll(mean.unsqueeze(0), y, spread), metrics.rmse(mean, y).item()
 
     return {
         "n_points": len(y),
