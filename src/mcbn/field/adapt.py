@@ -114,9 +114,7 @@ def adapt(bayes: MCBN[Any], unlabelled: Any, reference: Any, strength: str | flo
         raise MCBNError(f'strength must be "auto" or a number from 0 to 1, got {strength!r}')
     network, earlier = bayes.engine.network, bayes.adaptation
     if bayes.moved_before:
-        raise MCBNError(
-            "adapt moved this posterior before it was saved: adapt the one of before, to all inputs at once"
-        )
+        raise MCBNError("adapt moved this posterior before it was saved: adapt the one of before to all inputs at once")
     pool = gather(batches.by_name(unlabelled, network.columns), bayes.inputs, network.accepted_keys)
     if earlier is not None:
         pool, bayes = batches.concatenate([earlier.pool, pool]), bayes.with_posterior(earlier.base)

@@ -330,8 +330,7 @@ def summary_csv(summary: Summary) -> str:
     names = ("n", "mean", "standard_error", "p_value", "searches", "search")
     ours = {key: [getattr(estimate, name) for name in names] for key, estimate in summary.items()}
     rows = [(*key, *numbers, *(paper.find(*key) or (None, None))[:2]) for key, numbers in ours.items()]
-    header = ("dataset", "method", "metric", *names, "paper_mean", "paper_standard_error")
-    return to_csv(header, rows, digits=10)
+    return to_csv(("dataset", "method", "metric", *names, "paper_mean", "paper_standard_error"), rows, digits=10)
 
 
 def check_names(record: Record) -> None:
