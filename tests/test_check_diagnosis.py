@@ -365,7 +365,7 @@ def test_bad_calls_are_refused() -> None:
         check(bayes, x[:, :3])
     with pytest.raises(mcbn.MCBNError, match="not fitted yet"):
         check(mcbn.MCBN(model, "regression"), x)
-    with pytest.raises(mcbn.MCBNError, match="takes a DataLoader"):
+    with pytest.raises(mcbn.MCBNError, match="data must be a DataLoader"):
         check(bayes, 3)
     with pytest.raises(mcbn.MCBNError, match=r"values must be \(T, C\)"):
         lilliefors(torch.zeros(3, 2))

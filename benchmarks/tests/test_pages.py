@@ -44,7 +44,7 @@ def test_a_number_that_rotted_is_written_anew(checkout: Path) -> None:
 
 def test_a_table_nobody_makes_is_named(checkout: Path) -> None:
     (checkout / "README.md").write_text("<!-- weather -->\n<!-- /weather -->")
-    with pytest.raises(MCBNError, match=r"README\.md asks for a table 'weather'; there are quote, file, regression, "):
+    with pytest.raises(MCBNError, match=r"README\.md asks for a table 'weather'; there are quote, file, entries, "):
         pages.pages(checkout)
 
 

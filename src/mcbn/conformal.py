@@ -100,8 +100,9 @@ class Calibration:
         """Score every class (N, K, ...); random shares are drawn by the seed, one an input and pixel."""
         if self.score == "lac":
             return -probs
-        generator = torch.Generator().manual_seed(seed)
-        share = torch.rand(len(probs), 1, *probs.shape[2:], generator=generator).to(probs)
+        if self.randomized:
+            generator = torch.Generator().manual_seed(seed)
+            share = torch.rand(len(probs), 1, *probs.shape[2:], generator=generator).to(probs)
         return set_scores(probs, self.penalty, share if self.randomized else None)
 
     def for_prediction(self, method: str, n_samples: int, mean: str = "drawn") -> "Calibration":
