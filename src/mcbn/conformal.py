@@ -310,9 +310,9 @@ def cross_interval(predictions: Sequence[Any], level: float) -> tuple[Tensor, Te
     centres, stds = ([getattr(p, name).reshape(N, -1, 1) for p in predictions] for name in ("mean", "std"))
     edges = [[c + sign * s * std for c, s, std in zip(centres, scores, stds, strict=True)] for sign in (-1, 1)]
     low, high = (torch.cat(edge, 2) for edge in edges)  # (N, D, n)
-    n, shape = low.shape[2], predictions[0].mean.shape
-    require_enough(require_level(level), n)
-    k = math.floor(round((1 - require_level(level)) * (n + 1), 6))
+    n, shape, level = low.shape[2], predictions[0].mean.shape, require_level(level)
+    require_enough(level, n)
+    k = math.floor(round((1 - level) * (n + 1), 6))
     return low.kthvalue(k, 2).values.reshape(shape), high.kthvalue(n + 1 - k, 2).values.reshape(shape)
 
 
