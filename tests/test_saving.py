@@ -261,7 +261,10 @@ def test_every_flipped_bit_of_a_file_is_told(tmp_path: Path) -> None:
     assert torch.equal(mcbn.MCBN.load(path, model).sample(x), expected)
 
 
-@pytest.mark.parametrize("key", ["layers", "batch_size", "tau", "structure", "weights", "numbers", "seed", "inputs"])
+KEYS = ["layers", "batch_size", "tau", "structure", "weights", "numbers", "seed", "inputs", "columns", "moved"]
+
+
+@pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("text", ["", "{", "[1]", '"a"', "1e999", "-1e9", None])
 def test_headers_without_checksums_are_read_or_refused(key: str, text: str | None, tmp_path: Path) -> None:
     """Files of format 2: whatever their header says is read, or an MCBNError."""

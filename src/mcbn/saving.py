@@ -152,7 +152,7 @@ def restore(bayes: B, drawn: Posterior, tau: Any, tensors: Mapping[str, Tensor],
     precision = require_tau(tau)
     with torch.inference_mode(False):
         network = bayes.copy_network()
-        network.columns = json.loads(text.get("columns", "[]"))
+        network.columns = list(json.loads(text.get("columns", "[]")))
         bayes.adopt(network, drawn.to(network.device))
     bayes.layers, bayes.noise_precision = list(dict.fromkeys(map(layer_of, drawn.layers))), precision
     bayes.calibration = bayes.adaptation = None
