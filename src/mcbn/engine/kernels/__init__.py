@@ -117,7 +117,7 @@ def patch(image: Sequence[int], inputs: int, size: int, stride: int) -> tuple[in
     """Return rows, columns and images (..., H', W') that a block of threads takes, powers of two; None if none suit."""
     high, wide = image[-2:]
     for pixels in constants.NARROW_PIXELS:
-        whole_rows = wide <= constants.NARROW_COLUMNS[True]
+        whole_rows = wide <= constants.NARROW_COLUMNS[1]
         columns = min(constants.NARROW_COLUMNS[whole_rows], _power_of_two(wide))
         rows = min(pixels // columns, _power_of_two(high))
         images = pixels // (rows * columns)
@@ -165,8 +165,8 @@ def narrow_sizes(
     sizes = {"INPUTS": C, "OUTPUTS": D, "KEPT": kept, "HEIGHT": H, "WIDTH": W, "HIGH": high, "WIDE": wide, "SIZE": k}
     sizes |= {"STRIDE": stride, "PADDING": padding, "ROWS": rows, "COLUMNS": columns, "IMAGES": images}
     sizes |= {"SHORTCUT": int(shortcut), "FIRST": first, "DOUBLED": doubled}
-    blocks_at_once = constants.NARROW_BLOCKS_OF_16 if C == D == 16 else constants.NARROW_BLOCKS[D]
-    return {**sizes, "WARPS": constants.NARROW_WARPS, "BLOCKS": blocks_at_once}
+    of_16, usual = constants.NARROW_BLOCKS_OF_16, constants.NARROW_BLOCKS[constants.NARROW_OUTPUTS.index(D)]
+    return {**sizes, "WARPS": constants.NARROW_WARPS, "BLOCKS": of_16 if C == D == 16 else usual}
 
 
 @torch.library.custom_op("mcbn::narrow", mutates_args=())
