@@ -22,7 +22,6 @@ from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +29,6 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch.optim.swa_utils import update_bn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
-from mcbn.engine import constants
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.networks import RegressionMLP
@@ -298,8 +296,8 @@ def growth(case: Case, method: str, folder: Path) -> int:
 
 def _first_call(method: str, case: Case, ready: Prepared, bayes: MCBN[Any]) -> None:
     if method == "mcbn":
-        with patch.object(constants, "DRAWS_BEFORE_PLAN", 1):  # of few draws, too, what later calls need
-            bayes.predict(ready.query, n_samples=case.n_samples)
+        bayes.engine.plans_at_once = True  # what later calls need
+        bayes.predict(ready.query, n_samples=case.n_samples)
     else:
         forwards(ready.network, ready.query, PLAIN_MEMORY_DRAWS)
 
