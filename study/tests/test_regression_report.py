@@ -68,6 +68,15 @@ def test_repeated_searches_are_laid_out_with_their_spread(tmp_path):
     assert f"| ours | {mean + 1:.3f} ± " in table  # the mean over searches is the row that counts
 
 
+def test_a_small_spread_of_searches_shows_two_digits(tmp_path):
+    runs = [r | {"rmse": 0.0723} for r in synthetic.study(("kin8nm",), ("mcbn",))]
+    synthetic.write(tmp_path / "regression" / "records.jsonl", iter(runs))
+    synthetic.write(tmp_path / "search" / "2" / "records.jsonl", (r | {"rmse": 0.0733} for r in runs))
+    rows = regression.read(tmp_path).repeats[0].rows
+    assert rows[2][:3] == ("", "mean of 2 searches", "0.07280, standard deviation 0.00071")
+    assert rows[2][3].endswith("standard deviation 0.000")  # the CRPS was the same
+
+
 def test_boston_searched_as_published_is_set_beside_ours(tmp_path):
     synthetic.write(tmp_path / "regression" / "records.jsonl", synthetic.study(("boston",), ("mcbn",)))
     for variant, seed, rmse in (("fresh", 1, 2.5), ("fresh", 2, 3.5), ("all", 1, 2.75)):

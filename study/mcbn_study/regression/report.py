@@ -185,10 +185,10 @@ def _repeat_rows(dataset: str, searches: Mapping[int, Summary]) -> list[tuple[st
     scored = {seed: [summary[k] for k in keys] for seed, summary in searches.items() if keys[0] in summary}
     if len(scored) < 2:
         return []
-    rows = [("", f"search {seed}", *map(cell, estimates)) for seed, estimates in scored.items()]
-    rows[0] = (describe(dataset).title, *rows[0][1:])
+    rows = [(describe(dataset).title * (s == min(scored)), f"search {s}", *map(cell, e)) for s, e in scored.items()]
     means = [[e.mean for e in column] for column in zip(*scored.values(), strict=True)]
-    spread = (f"{mean(m):.3f}, standard deviation {stdev(m):.3f}" for m in means)
+    digits = [max(3, 1 - math.floor(math.log10(stdev(m) or 1))) for m in means]  # two show of a spread
+    spread = (f"{mean(m):.{d}f}, standard deviation {stdev(m):.{d}f}" for m, d in zip(means, digits, strict=True))
     rows.append(("", f"mean of {len(scored)} searches", *spread))
     return [*rows, ("", "paper", *(cell(paper.find(*key)) for key in keys))]
 
