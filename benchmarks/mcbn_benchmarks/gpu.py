@@ -35,17 +35,17 @@ def constants(device: Device = "auto", only: Only = "", repeats: int = cases.MOS
     """
     for name, (values, works) in TRIED[device].items():
         for work, network, n, T in works if any(part in name for part in only.split(",")) else ():
-            case = replace(CASES[network], n=n, n_samples=T, recorded=4 if work == "predict" else None)
+            case = replace(CASES[network], n=n, n_samples=T, recorded=None if work == "fit" else 4)
             yield from _at_values(name, values, work, case, device, repeats)
 
 
 def _at_values(name: str, values: list[Any], work: str, case: Case, device: str, repeats: int) -> Iterator[Record]:
     ready, methods = prepared(case, device), dict[str, Method]()
+    bayes, query = fitted_once(case, ready), ready.query.to(case.dtype)
+    anew = lambda: bayes.with_posterior(bayes.posterior).to(case.dtype)  # noqa: E731 - one that has no plans yet
     for value in values:
-        bayes = fitted_once(case, ready)
-        twin = bayes.with_posterior(bayes.posterior).to(case.dtype)  # plans are made anew for each value
-        run = partial(twin.predict, ready.query.to(case.dtype)) if work == "predict" else partial(fitted, case, ready)
-        methods[f"{work} {value}"] = with_value(name, value, run)
+        runs = {"fit": partial(fitted, case, ready), "first": lambda: anew().predict(query)}
+        methods[f"{work} {value}"] = with_value(name, value, runs.get(work) or partial(anew().predict, query))
     calls = engine.CALLS_WITHOUT_KERNELS + 1 if device == "cuda" else 0  # in turns: all compile beside each other
     grown = [[gpu_growth(partial(run, 0)) for run in methods.values()] for _ in range(calls)]
     about = {"constant": name, "work": work, "case": case.title, "n_samples": case.n_samples}

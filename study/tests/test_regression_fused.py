@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from for_gpu import compiled, compiler
 from mcbn.data import Regression
 from mcbn.engine.kernels import options
 from mcbn.errors import MCBNError
@@ -121,3 +122,13 @@ def test_networks_that_do_not_fit_are_left_to_the_stack():
     assert [size for size in (4, 8, 24, 32, 1024, 2048) if fused.fits("bn", size, 100)] == [8, 32, 1024]
     assert [size for size in (16, 32, 64) if fused.fits("dropout", size, 50)] == [16, 32]
     assert not fused.fits("bn", 32, 70)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compiler() is None, reason="needs nvidia-cuda-nvrtc")
+@pytest.mark.parametrize("sizes", [("bn", 8, 50, 32), ("bn", 9, 100, 1024), ("dropout", 9, 100, 32)], ids=str)
+def test_a_multiprocessor_holds_as_many_networks_as_the_kernel_promises(sizes):
+    constants = fused.sizes(*sizes)
+    taken = compiled("fused", constants, "mcbn_study.regression")._replace(shared=fused.shared_bytes(constants))
+    assert taken.blocks(int(constants["THREADS"])) >= int(constants["BLOCKS"])
+    assert taken.spilled <= 128

@@ -47,7 +47,7 @@ CUDA_WARM_UPS = 5  # graphs are captured on the way
 PLAIN_MEMORY_DRAWS = 2  # plain passes free what they used: more of them need no more
 BATCH_SIZE = 32  # M
 QUICK_SAMPLES = 4
-WHOLE = {"mcbn", "linear", "fit", "training", "predict"}  # first words of methods that run all T draws
+WHOLE = {"mcbn", "linear", "fit", "training", "predict", "first"}  # first words of methods that run all T draws
 R = TypeVar("R")
 Method = Callable[[int], object]  # runs so many draws
 
