@@ -127,6 +127,23 @@ def test_a_plan_ends_where_what_the_code_names_changes(how: str, monkeypatch: py
         CONTEXT.set(1.0)
 
 
+class Renamed(Outside):
+    """Its forward has a second name."""
+
+    def forward(self, x: Any) -> Tensor:
+        return super().forward(x) * NESTED.model.gain
+
+    infer = forward
+
+
+def test_a_plan_ends_where_what_a_forward_of_two_names_reads_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    bayes, q = fitted(Renamed()), data(7)
+    bayes.sample(q)
+    assert "own code" not in bayes.explain(q)
+    monkeypatch.setattr(NESTED.model, "gain", 3.0)
+    check_equal(bayes.sample(q), by_loop(bayes, q), 1e-9)
+
+
 MODULE = sys.modules["mcbn_test_settings"] = ModuleType("mcbn_test_settings")
 MODULE.gain = 1.0  # type: ignore[attr-defined]
 TAKE = operator.attrgetter("gain")

@@ -41,11 +41,12 @@ def constants(device: Device = "auto", only: Only = "", repeats: int = cases.MOS
 
 def _at_values(name: str, values: list[Any], work: str, case: Case, device: str, repeats: int) -> Iterator[Record]:
     ready, methods = prepared(case, device), dict[str, Method]()
-    bayes, query = fitted_once(case, ready), ready.query.to(case.dtype)
-    anew = lambda: bayes.with_posterior(bayes.posterior).to(case.dtype)  # noqa: E731 - one that has no plans yet
+    bayes, query = fitted_once(case, ready).to(case.dtype), ready.query.to(case.dtype)
     for value in values:
-        runs = {"fit": partial(fitted, case, ready), "first": lambda: anew().predict(query)}
-        methods[f"{work} {value}"] = with_value(name, value, runs.get(work) or partial(anew().predict, query))
+        twin = bayes.with_posterior(bayes.posterior)  # plans are made anew for each value
+        first = lambda: bayes.with_posterior(bayes.posterior).predict(query)  # noqa: E731 - and here for each call
+        runs: dict[str, Callable[[], object]] = {"predict": partial(twin.predict, query), "first": first}
+        methods[f"{work} {value}"] = with_value(name, value, runs.get(work) or partial(fitted, case, ready))
     calls = engine.CALLS_WITHOUT_KERNELS + 1 if device == "cuda" else 0  # in turns: all compile beside each other
     grown = [[gpu_growth(partial(run, 0)) for run in methods.values()] for _ in range(calls)]
     about = {"constant": name, "work": work, "case": case.title, "n_samples": case.n_samples}
@@ -67,10 +68,7 @@ def chunks(device: Device = "cuda", only: Only = "") -> Iterator[Record]:
 
 @torch.no_grad()
 def narrow(device: Device = "cuda") -> Iterator[str]:
-    """Time the kernel of narrow convolutions beside PyTorch's, and their distance from double precision.
-
-    PyTorch's time is of its convolution alone, the kernel's also with batch norm of every draw, shortcut and rectifier.
-    """
+    """Time the kernel, all behind it included, beside PyTorch's convolution alone; their distance from float64."""
     normal = partial(torch.randn, generator=torch.Generator(device).manual_seed(0), device=device)
     for C, D, size, stride, images in SIZES:
         x = normal(DRAWS * images, C, size, size).relu_().contiguous(memory_format=torch.channels_last)

@@ -1,11 +1,4 @@
-"""Throughput of prediction on Ray against the plain engine.
-
-The paper's MLP (13-50-50-1), T draws, 13 columns in one parquet file; both read that file and write a folder of parquet
-files, in parts of the default size, bit for bit the same. Plain: `mcbn.scale.predict`, one process, a thread a core,
-its way through the network already found. Memory: the same process without any file. Ray: `mcbn.ray.predict` on as many
-actors of one thread each, none of which is up when its time begins. Steady leaves out what comes before each actor has
-ended a part; whole has all after the cluster is up; alone has the start of Ray itself too. Rounds alternate; medians.
-"""
+"""Throughput of prediction on Ray against the plain engine. benchmarks/README.md says how."""
 
 import os
 import statistics

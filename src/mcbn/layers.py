@@ -69,7 +69,7 @@ def _codes(module: nn.Module, *, called: bool = False) -> dict[CodeType, dict[st
     called: of methods those alone that `forward`, a hook or another one that they call names, and none of torch's own.
     """
     methods = _methods(module) if called else []
-    waiting = [(f.__code__, f.__globals__) for f in _functions(module, [f for n, f in methods if n not in ENTRIES])]
+    waiting = [(f.__code__, f.__globals__) for f in _functions(module, called=called)]
     codes: dict[CodeType, dict[str, Any]] = {}
     while waiting:
         code, names = waiting.pop()
@@ -114,12 +114,12 @@ def _plain(cls: type) -> list[tuple[str, FunctionType]]:
     return [(name, f) for name, f in held if isinstance(f, FunctionType)]
 
 
-def _functions(module: nn.Module, without: Sequence[FunctionType] = ()) -> list[FunctionType]:
-    """List a module's methods but for some, the functions it holds, its hooks, and functions that these close over."""
+def _functions(module: nn.Module, *, called: bool = False) -> list[FunctionType]:
+    """List a module's methods (called: its entries), functions it holds, its hooks, and what these close over."""
     held = [*vars(module).values(), *hooks_of(module)]
     bare = (getattr(f, "__func__", getattr(f, "func", f)) for f in held)  # of methods and partials
     own = (f for f in bare if isinstance(f, FunctionType) and f.__module__ != Survey.__module__)
-    return _closed([*(f for _, f in _methods(module) if f not in without), *own])
+    return _closed([*(f for name, f in _methods(module) if not called or name in ENTRIES), *own])
 
 
 def _closed(functions: list[FunctionType]) -> list[FunctionType]:

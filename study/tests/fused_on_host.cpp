@@ -24,7 +24,7 @@ static float __shfl_xor_sync(unsigned, float v, int k) {
 
 extern "C" void run(int blocks, long long bytes, const float *x, const float *y, const float *uniform,
                     const long long *streams, const float *rates, const float *decays, const float *corrections,
-                    float *scratch, float *p, float *m, float *v, long long k) {
+                    float *scratch, float *p, float *m, float *v, int k) {
     std::vector<float4> memory((bytes + 15) / 16);
     shared_memory = memory.data();
     run_blocks(blocks, [=] { fused(x, y, uniform, streams, rates, decays, corrections, scratch, p, m, v, k); });

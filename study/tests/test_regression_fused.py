@@ -13,13 +13,13 @@ from mcbn.data import Regression
 from mcbn.engine.kernels import options
 from mcbn.errors import MCBNError
 from mcbn_study.regression import fused
+from mcbn_study.regression.measure import Evaluator
 from mcbn_study.regression.problem import Part, make_problem
 from mcbn_study.regression.stack import Networks
 from mcbn_study.regression.train import Trainer
 from on_host import library, pointers
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-KERNEL = Path(fused.__file__).with_name("fused.cu")
 
 
 @pytest.fixture(autouse=True)
@@ -33,17 +33,18 @@ def kernel(monkeypatch, tmp_path_factory):
     monkeypatch.setattr(fused, "launch", partial(launch_on_host, tmp_path_factory.getbasetemp()))
 
 
-def launch_on_host(folder, constants, n_networks, tensors, k):
-    run = library(folder, Path(__file__).with_name("fused_on_host.cpp"), KERNEL, tuple(options(constants))).run
-    run(n_networks, ctypes.c_longlong(fused.shared_bytes(constants)), *pointers(tensors), ctypes.c_longlong(k))
+def launch_on_host(folder, name, constants, grid, tensors, *numbers, shared):
+    kernel = Path(fused.__file__).with_name(f"{name}.cu")
+    run = library(folder, Path(__file__).with_name(f"{name}_on_host.cpp"), kernel, tuple(options(constants))).run
+    run(grid[0], ctypes.c_longlong(shared), *pointers(tensors), *numbers)
 
 
-def trainers(family, Q=3, hidden=50, batch_size=32, steps=2, chosen=slice(None), fused=False):
+def trainers(family, Q=3, hidden=50, batch_size=32, steps=2, chosen=slice(None), fused=False, query=4):
     """Four networks on three streams of equally many batches."""
     n, generator = batch_size * steps, torch.Generator().manual_seed(0)
     x = torch.randn(n + 9, Q, generator=generator, dtype=torch.float64) + 2
     data = Regression(x, x.sin().sum(1))
-    parts = [Part(torch.arange(n + i), torch.arange(n + 5, n + 9), 7 * i + 1) for i in range(3)]
+    parts = [Part(torch.arange(n + i), torch.arange(n + 9 - query, n + 9), 7 * i + 1) for i in range(3)]
     decay, rate = torch.tensor([0.3, 1e-3] * 2), torch.tensor([0.1, 0.3] * 2)
     networks = Networks(family, torch.tensor([0, 1, 1, 2]), decay, rate, batch_size, hidden)
     given = make_problem(data, parts, DEVICE)
@@ -111,6 +112,21 @@ def test_company_changes_no_bit():
         assert torch.equal(value[0], whole.values[name][2])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(3, 50), (9, 100)], ids=str)
+def test_draws_of_the_kernel_have_the_moments_of_the_stack(sizes):
+    trainer = trainers("dropout", *sizes, steps=5, query=140)  # two blocks of rows
+    trainer.advance(1)
+    evaluator = Evaluator(trainer.problem, 32, 6)
+    evaluator.draw_anew(3)
+    expected = evaluator.moments(trainer.values, trainer.networks)
+    evaluator._fused = True
+    found = evaluator.moments(trainer.values, trainer.networks)
+    for mine, theirs in zip(found, expected, strict=True):  # (S, n) each
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    assert float(expected[1].min()) > 1e-6
+
+
 def test_a_missing_compiler_is_named(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(fused.kernels, "available", lambda: False)
@@ -128,7 +144,15 @@ def test_networks_that_do_not_fit_are_left_to_the_stack():
 @pytest.mark.skipif(compiler() is None, reason="needs nvidia-cuda-nvrtc")
 @pytest.mark.parametrize("sizes", [("bn", 8, 50, 32), ("bn", 9, 100, 1024), ("dropout", 9, 100, 32)], ids=str)
 def test_a_multiprocessor_holds_as_many_networks_as_the_kernel_promises(sizes):
-    constants = fused.sizes(*sizes)
-    taken = compiled("fused", constants, "mcbn_study.regression")._replace(shared=fused.shared_bytes(constants))
+    constants, shared = fused.sizes(*sizes)
+    taken = compiled("fused", constants, "mcbn_study.regression")._replace(shared=shared)
     assert taken.blocks(int(constants["THREADS"])) >= int(constants["BLOCKS"])
     assert taken.spilled <= 128
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compiler() is None, reason="needs nvidia-cuda-nvrtc")
+@pytest.mark.parametrize("sizes", [(4, 50), (13, 50), (9, 100)], ids=str)
+def test_draws_of_dropout_stay_in_registers(sizes):
+    constants = {"N_INPUTS": sizes[0], "N_UNITS": sizes[1], "THREADS": fused.THREADS}
+    assert compiled("dropped", constants, "mcbn_study.regression").spilled <= 256

@@ -1,10 +1,11 @@
-"""Training steps of small networks in one launch of a CUDA kernel: a block of threads takes k steps of one network.
+"""Training steps of small networks, and draws of dropout, in one launch of a CUDA kernel each.
 
-The same equations as `stack` and torch.optim.Adam, without a launch and a trip through memory for each operation. The
-kernel, fused.cu, is compiled for its sizes when it is first needed.
+The same equations as `stack`, `measure` and torch.optim.Adam, without a launch and a trip through memory for each
+operation. The kernels, fused.cu and dropped.cu, are compiled for their sizes when they are first needed.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,13 +15,14 @@ from mcbn.engine import kernels
 from mcbn.errors import MCBNError
 from mcbn.networks import BN_EPSILON
 from mcbn.stacked import Values
+from mcbn_study.regression.problem import Problem
 from mcbn_study.regression.stack import Family, Networks
 
 VECTORS = {"bn": ("beta1", "beta2", "gamma1", "gamma2"), "dropout": ("bias1", "bias2")}  # after the weights, in order
 BETA_1, BETA_2 = 0.9, 0.999  # torch.optim.Adam
-LARGEST_BATCH = {"bn": 1024, "dropout": 32}
-UNITS = (50, 100)
 ROWS = 32  # of a batch that lie in shared memory at a time
+THREADS = 128  # of a block of `dropped_moments`, a row each
+launch = partial(kernels.launch, package="mcbn_study.regression")
 
 
 def fits(family: Family, batch_size: int, hidden: int) -> bool:
@@ -28,7 +30,7 @@ def fits(family: Family, batch_size: int, hidden: int) -> bool:
     if not kernels.available():
         needed = "a GPU, CUDA's compiler and PyTorch 2.8 or later"
         raise MCBNError(f"fused steps are a CUDA kernel, which needs {needed}; run without --fused")
-    return hidden in UNITS and batch_size in [2**i for i in range(3, 11) if 2**i <= LARGEST_BATCH[family]]
+    return hidden in (50, 100) and batch_size in [2**i for i in range(3, 11 if family == "bn" else 6)]
 
 
 def take_steps(
@@ -50,31 +52,32 @@ def take_steps(
     drawn = uniform if family == "dropout" else x  # the BN family reads none
     rates, decays = networks.rate.contiguous(), networks.weight_decay.contiguous()
     tensors = [x, y, drawn, networks.stream, rates, decays, corrections, scratch, *packed]
-    launch(sizes(family, Q, H, M), S, tensors, k)
+    constants, shared = sizes(family, Q, H, M)
+    launch("fused", constants, (S, int(constants["THREADS"])), tensors, k, shared=shared)
     for whole, state in zip(packed, states, strict=True):
         _unpack(family, whole, state, Q, H)
 
 
-def sizes(family: Family, Q: int, H: int, M: int) -> dict[str, int | str]:
-    """Return what the kernel is compiled for; BLOCKS are as many as shared memory and registers allow."""
-    threads, blocks = (256, 3) if H > 50 else (128, 5)
-    constants: dict[str, int | str] = {"N_INPUTS": Q, "N_UNITS": H, "BATCH": M, "NORMALIZED": int(family == "bn")}
-    return constants | {"THREADS": threads, "BLOCKS": blocks, "EPSILON": f"{BN_EPSILON}f"}
+def dropped_moments(values: Values, networks: Networks, problem: Problem, draws: range) -> tuple[Tensor, Tensor]:
+    """Return mean and variance, (S, n) float64, of what dropout networks say of the query rows."""
+    x, S, H = problem.query.x, len(networks.stream), networks.hidden
+    (_, n, Q), packed = x.shape, _pack("dropout", values, x.shape[2], H)
+    moments = x.new_empty(2, S, n, dtype=torch.float64)
+    tensors = [x, problem.keys("dropout draws"), networks.stream, networks.rate.contiguous(), packed, moments]
+    constants, grid = {"N_INPUTS": Q, "N_UNITS": H, "THREADS": THREADS}, (S * -(-n // THREADS), THREADS)
+    launch("dropped", constants, grid, tensors, S, n, draws.start, len(draws), shared=4 * packed.shape[1])
+    return moments[0], moments[1]
 
 
-def shared_bytes(constants: dict[str, int | str]) -> int:
-    """Return the shared memory of a block: weights, rows of both layers and of inputs, errors, means, 6 numbers."""
-    Q, H, M, normalized = (int(constants[name]) for name in ("N_INPUTS", "N_UNITS", "BATCH", "NORMALIZED"))
+def sizes(family: Family, Q: int, H: int, M: int) -> tuple[dict[str, int | str], int]:
+    """Return what the kernel of steps is compiled for, BLOCKS as many as fit, and a block's bytes of shared memory."""
+    (threads, blocks), normalized = (256, 3) if H > 50 else (128, 5), family == "bn"
+    constants: dict[str, int | str] = {"N_INPUTS": Q, "N_UNITS": H, "BATCH": M, "NORMALIZED": int(normalized)}
     L, R = _padded(H), min(ROWS, M)
     small = (Q + (5 if normalized else 3)) * L + 4  # parameters before W2
     rows = max(2 * R * L, -(-(small + Q * Q) // 4) * 4)
-    return 4 * (L * L + small + rows + R * Q + M + Q + 6)
-
-
-def launch(constants: dict[str, int | str], n_networks: int, tensors: list[Tensor], k: int) -> None:  # pragma: no cover
-    """Run the kernel on the GPU, in torch's stream."""
-    grid, where = (n_networks, int(constants["THREADS"])), "mcbn_study.regression"
-    kernels.launch("fused", constants, grid, tensors, k, package=where, shared=shared_bytes(constants))
+    constants |= {"THREADS": threads, "BLOCKS": blocks, "EPSILON": f"{BN_EPSILON}f"}
+    return constants, 4 * (L * L + small + rows + R * Q + M + Q + 6)  # W2, ..., inputs, errors, means, 6 numbers
 
 
 def _padded(H: int) -> int:

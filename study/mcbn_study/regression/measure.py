@@ -12,8 +12,10 @@ from torch import Tensor
 from torch.nn.functional import relu_
 
 from mcbn import metrics
+from mcbn.engine import kernels
 from mcbn.noise import minimize_bounded
 from mcbn.stacked import Values
+from mcbn_study.regression import fused
 from mcbn_study.regression.problem import Problem, batch_draws, row_orders, uniforms
 from mcbn_study.regression.stack import Affine, Networks, fold, matrices, population_statistics, take
 
@@ -32,7 +34,8 @@ class Evaluator:
 
     def __init__(self, problem: Problem, batch_size: int, n_samples: int) -> None:
         self.problem, self.batch_size, self.n_samples = problem, batch_size, n_samples
-        self._mask_keys, self._first = problem.keys("dropout draws"), 0
+        self._mask_keys, self._first, x = problem.keys("dropout draws"), 0, problem.query.x
+        self._fused = x.is_cuda and x.dtype == torch.float32 and kernels.available()  # draws of dropout in one kernel
 
     def draw_anew(self, evaluation: int) -> None:
         """Take the draws that belong to this evaluation alone, named by a number above 0."""
@@ -44,6 +47,10 @@ class Evaluator:
     @torch.no_grad()
     def moments(self, values: Values, networks: Networks) -> Moments:
         """Return mean and variance over T draws."""
+        if self._fused and networks.family == "dropout":
+            return fused.dropped_moments(
+                values, networks, self.problem, range(self._first, self._first + self.n_samples)
+            )
         S, n = len(networks.stream), self.problem.query.y.shape[1]
         total = torch.zeros(2, S, n, dtype=torch.float64, device=self.problem.device)
         for some, _, output in self.chunks(values, networks):
