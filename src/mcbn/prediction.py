@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from mcbn.errors import MCBNError, require_number
-from mcbn.metrics import worse_mean, worse_probs
 from mcbn.outputs import flatten, is_matrix, match_shape, noise_variance, require_labels, split_head
 
 if TYPE_CHECKING:
@@ -82,11 +81,13 @@ def join(predictions: Sequence[Any]) -> Any:
             return None  # running them again would need every batch kept
         if name == "novelty" and values[0] is not None:
             return join(values)
+        if name == "samples" and values[0] is not None:
+            return torch.cat([samples[: joined("n_samples")] for samples in values], 1)
         if isinstance(values[0], Tensor) and name != "tau":
-            return torch.cat(values, dim=1 if name == "samples" else 0)
+            return torch.cat(values)
         if name == "calibration":  # what promises nothing of a batch promises nothing of all
             return next((kept for kept in values if kept and kept.mismatch), values[0])
-        return max(values) if name == "n_samples" else values[0]
+        return min(values) if name == "n_samples" else values[0]  # a tolerance stops each batch by itself
 
     kind = type(predictions[0])
     return kind(**{field.name: joined(field.name) for field in fields(kind)})
@@ -169,7 +170,9 @@ class RegressionPrediction(_Prediction):
 
     def about(self, mean: Tensor) -> Self:
         """Return the same spread about another mean (N, ...), for which no calibration holds."""
-        return replace(self, mean=mean, shift=mean - self.mean, calibration=None)
+        mean = match_shape(mean, self.mean, "a mean")
+        shift = mean - self.mean if self.shift is None else mean - self.mean + self.shift
+        return replace(self, mean=mean, shift=shift, calibration=None)
 
     def interval(
         self, level: float | None = None, *, calibrated: bool = True, groups: Any = None
@@ -226,6 +229,10 @@ class RegressionPrediction(_Prediction):
     def all_samples(self) -> Tensor:
         """Return the network's output under every draw, (T, N, ...): kept, or run again."""
         return torch.cat(list(self._chunks()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out of pickles and copies how the draws run again: they hold numbers alone."""
+        return vars(self) | {"draws": None}
 
     def _chunks(self) -> Iterable[Tensor]:
         if self.samples is not None:
@@ -296,7 +303,7 @@ class ClassificationPrediction(_Prediction):
 
     def about(self, probs: Tensor) -> Self:
         """Return other probabilities (N, K, ...), not calibrated, with the same variance and mutual information."""
-        return replace(self, probs=probs, calibration=None)
+        return replace(self, probs=match_shape(probs, self.probs, "probabilities"), calibration=None)
 
 
 class MultilabelPrediction(ClassificationPrediction):
@@ -333,15 +340,6 @@ class MultilabelPrediction(ClassificationPrediction):
         mcbn.errors.MCBNError: labels that do not exclude each other have no set of one true class; choose by probs
         """
         raise MCBNError("labels that do not exclude each other have no set of one true class; choose by probs")
-
-
-def compare_means(pred: Any, plain: Tensor, y: Tensor) -> str:
-    """Say where the mean or the probabilities of a prediction are worse than the plain network's (N, ...), else ""."""
-    if isinstance(pred, RegressionPrediction):
-        y = match_shape(y, plain)
-        return worse_mean((pred.mean - y).square(), (plain - y).square(), "RMSE")
-    shape = pred.mutual_information.shape
-    return worse_probs(pred.probs, plain, y.reshape(shape).long() if y.numel() == math.prod(shape) else y)
 
 
 def standard_error(variance: Tensor, n_samples: int) -> Tensor:
