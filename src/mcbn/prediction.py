@@ -170,7 +170,7 @@ class RegressionPrediction(_Prediction):
 
     def about(self, mean: Tensor) -> Self:
         """Return the same spread about another mean (N, ...), for which no calibration holds."""
-        mean = match_shape(mean, self.mean, "a mean")
+        mean = match_shape(mean, self.mean, "means")
         shift = mean - self.mean if self.shift is None else mean - self.mean + self.shift
         return replace(self, mean=mean, shift=shift, calibration=None)
 
