@@ -81,13 +81,13 @@ def join(predictions: Sequence[Any]) -> Any:
             return None  # running them again would need every batch kept
         if name == "novelty" and values[0] is not None:
             return join(values)
-        if name == "samples" and values[0] is not None:
-            return torch.cat([samples[: joined("n_samples")] for samples in values], 1)
+        if name == "samples" and values[0] is not None:  # a tolerance stops some early
+            return torch.cat([samples[: min(map(len, values))] for samples in values], 1)
         if isinstance(values[0], Tensor) and name != "tau":
             return torch.cat(values)
         if name == "calibration":  # what promises nothing of a batch promises nothing of all
             return next((kept for kept in values if kept and kept.mismatch), values[0])
-        return min(values) if name == "n_samples" else values[0]  # a tolerance stops each batch by itself
+        return max(values) if name == "n_samples" else values[0]
 
     kind = type(predictions[0])
     return kind(**{field.name: joined(field.name) for field in fields(kind)})
@@ -210,7 +210,7 @@ class RegressionPrediction(_Prediction):
         log_sum = torch.full(self.mean.shape[:1], -math.inf, dtype=self.mean.dtype, device=self.mean.device)
         for chunk in self._chunks():
             log_sum = torch.logaddexp(log_sum, torch.logsumexp(self._log_density(chunk.to(self.mean), y), 0))
-        return log_sum - math.log(self.n_samples)
+        return log_sum - math.log(self.n_samples if self.samples is None else len(self.samples))
 
     def _log_density(self, chunk: Tensor, y: Tensor) -> Tensor:
         """log N(y; f_j, noise of draw j) of raw outputs (t, N, ...): (t, N)."""
