@@ -37,6 +37,7 @@ pytestmark = pytest.mark.usefixtures("at_work")
         (("--data", "train.npz", "--task", "regresion"), ("regression", "classification")),
         (("--data", "train.npz", "--posterior", "normal"), ("posterior", "gaussian")),
         (("--data", "train.npz", "--layers", "bn9"), ("bn9",)),
+        (("--data", "train.npz", "--layers", "²"), ("²",)),
         (("--data", "train.npz", "--device", "abacus"), ("--device abacus",)),
         (("--data", "train.npz", "--tune", "val_x.npy"), ("--target",)),
         (("--data", "train.npz", "--batch-size", "0"), ("batch_size",)),

@@ -1,6 +1,7 @@
 """Files appear whole or not at all."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -69,3 +70,27 @@ def test_a_folder_is_held_once(tmp_path):
 
 def test_names_that_are_not_utf_8_can_be_shown():
     assert files.printable(os.fsdecode(b"caf\xe9 \xc3\xa9")) == "caf\\xe9 é"
+
+
+def test_a_link_stays_one_and_what_is_no_file_stays_what_it_is(tmp_path):
+    (tmp_path / "there").mkdir()
+    link, fifo = tmp_path / "link", tmp_path / "fifo"
+    link.symlink_to(tmp_path / "there" / "a.txt")
+    files.write_text(link, "new")
+    assert link.is_symlink()
+    assert (tmp_path / "there" / "a.txt").read_text() == "new"
+    os.mkfifo(fifo)
+    for path in (fifo, tmp_path / "there"):
+        with pytest.raises(MCBNError, match="is no plain file"):
+            files.write_text(path, "new")
+    assert fifo.is_fifo()
+
+
+def test_writers_of_one_file_do_not_take_each_other_for_dead(tmp_path):
+    def write(_):
+        for _ in range(100):
+            files.write_text(tmp_path / "a.txt", "whole")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]

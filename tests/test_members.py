@@ -259,3 +259,47 @@ def test_a_watch_is_that_of_the_first_network() -> None:
     alike = mcbn.MCBN([bayes.members[0].model, twin], "regression").fit(x, n_samples=T, batch_size=16)
     with pytest.raises(mcbn.MCBNError, match="other weights"):
         alike.adapt(x + 3, reference=alike.watch(data(n=400)[0], batch_size=4, false_alarms=0.1), strength=1.0)
+
+
+def test_a_fit_that_fails_leaves_every_member_as_it_was() -> None:
+    class Ending(torch.utils.data.Dataset):  # type: ignore[type-arg]
+        left = 30 * 16  # enough for the first network
+
+        def __len__(self) -> int:
+            return 60
+
+        def __getitem__(self, row: int) -> Tensor:
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
+            return data()[0][row]
+
+    bayes, x = several(), data()[0]
+    before = bayes.sample(x)
+    with pytest.raises(KeyboardInterrupt):
+        bayes.fit(Ending(), n_samples=20, batch_size=16, seed=5)
+    assert [member.posterior.n_samples for member in bayes.members] == [T, T]
+    assert torch.equal(bayes.sample(x), before)
+
+
+@pytest.mark.parametrize("task", ["classification", "multilabel"])
+def test_small_disagreement_of_classes_keeps_its_digits(task: str) -> None:
+    networks_ = [network.float() for network in networks()]
+    x = data()[0].float()
+    bayes = mcbn.MCBN(networks_, task).fit(x, n_samples=T, batch_size=16)
+    bayes.tau = 0.01  # all probabilities nearly equal
+    logits = bayes.sample(x).double() * 0.01  # (2 T, N, K)
+    p = logits.softmax(2) if task == "classification" else torch.stack([logits, -logits], 2).sigmoid()
+    naive = torch.special.entr(p.mean(0)).sum(1) - torch.special.entr(p).sum(2).mean(0)
+    torch.testing.assert_close(bayes.predict(x).mutual_information.double(), naive, rtol=1e-3, atol=1e-12)
+
+
+def test_a_warning_taken_for_an_error_leaves_tau_and_calibration_together() -> None:
+    x, y = data()
+    for bayes in (several(), singles()[0]):
+        bayes.tau = 2.0
+        bayes.calibrate((x, y))
+        with pytest.raises(UserWarning, match="calibration is dropped"):
+            bayes.tau = 50.0
+        assert bayes.tau == 2.0
+        assert bayes.calibration is not None

@@ -1,6 +1,7 @@
 """The habits of PyTorch: state_dict, to, autocast, inference mode, compiled and distributed networks."""
 
 import copy
+import json
 import os
 import subprocess
 import sys
@@ -215,3 +216,24 @@ def test_two_processes_under_ddp_draw_the_same_and_fsdp_is_refused(tmp_path: Pat
     outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], outputs
     assert all("refused" in output for output in outputs), outputs
+
+
+@pytest.mark.parametrize("wrong", ["scores", "calibration", "columns", "tau"])
+def test_a_state_dict_that_fails_late_changes_nothing(wrong: str) -> None:
+    bayes, model, x = fitted()
+    bayes.calibrate((x, bayes.plain(x)))
+    state, other = bayes.state_dict(), mcbn.MCBN(model, "regression").fit(x, n_samples=3, batch_size=12)
+    text = json.loads(bytes(state["metadata"].tolist()))
+    if wrong == "scores":
+        del state["calibration.scores.0"]
+    elif wrong == "tau":
+        state["tau"] = torch.tensor(-1.0)
+    else:
+        text[wrong] = "{"
+    state["metadata"] = torch.frombuffer(bytearray(json.dumps(text).encode()), dtype=torch.uint8)
+    before = other.sample(x)
+    with pytest.raises(mcbn.MCBNError, match=r"the state_dict|tau must be"):
+        other.load_state_dict(state)
+    assert torch.equal(other.sample(x), before)
+    assert other.tau == torch.inf
+    assert other.calibration is None

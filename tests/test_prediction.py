@@ -1,6 +1,9 @@
 """Predictive quantities against naive formulas over explicit samples."""
 
 import math
+import pickle
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -185,3 +188,55 @@ def test_log_prob_remembers_the_inputs_it_was_asked_for(regression: tuple[mcbn.M
     expected = prediction.log_prob(y)
     buffer.normal_()  # the caller reads the next batch into the same memory
     assert torch.equal(prediction.log_prob(y), expected)
+
+
+def test_about_a_second_mean_the_mixture_moves_from_the_draws(regression: tuple[mcbn.MCBN, Tensor]) -> None:
+    bayes, x = regression
+    bayes.tau = 2.0
+    pred, y = bayes.predict(x), bayes.plain(x) + 0.5
+    once = pred.about(pred.mean + 3)
+    torch.testing.assert_close(pred.about(pred.mean - 1).about(pred.mean + 3).log_prob(y), once.log_prob(y))
+    torch.testing.assert_close(bayes.predict(x, mean="plain").about(pred.mean + 3).log_prob(y), once.log_prob(y))
+    torch.testing.assert_close(once.log_prob(y + 3), pred.log_prob(y))
+
+
+def test_another_mean_has_the_shape_of_the_first(regression: tuple[mcbn.MCBN, Tensor]) -> None:
+    bayes, x = regression
+    pred = bayes.predict(x)
+    with pytest.raises(mcbn.MCBNError, match="means of shape"):
+        pred.about(pred.mean[:, :1])
+    assert torch.equal(pred.about(pred.mean.numpy()).mean, pred.mean)
+    net, x = make("1d")
+    classes = mcbn.MCBN(net, "classification").fit(x, n_samples=4, batch_size=8).predict(x)
+    with pytest.raises(mcbn.MCBNError, match="probabilities of shape"):
+        classes.about(classes.probs[:, :1])
+
+
+def test_batches_that_a_tolerance_stops_at_different_draws_are_joined() -> None:
+    net, x = make("1d", n=40)
+    bayes = mcbn.MCBN(net, "regression").fit(x, n_samples=64, batch_size=8)
+    loader = DataLoader(torch.cat([x * 1e-3, x * 5]), batch_size=40)
+    how: dict[str, Any] = {"tolerance": 0.2, "chunk_size": 8, "return_samples": True}
+    parts = [bayes.predict(batch, **how) for batch in loader]
+    fewest = min(part.n_samples for part in parts)
+    assert fewest < max(part.n_samples for part in parts)
+    whole = bayes.predict(loader, **how)
+    assert torch.equal(whole.samples, torch.cat([part.samples[:fewest] for part in parts], 1))
+    y = torch.zeros_like(whole.mean)
+    whole, first = (replace(pred, tau=torch.tensor(2.0)) for pred in (whole, bayes.predict(loader, n_samples=fewest)))
+    first = replace(first, samples=whole.samples)
+    torch.testing.assert_close(whole.log_prob(y), first.log_prob(y))
+
+
+@pytest.mark.parametrize("method", ["sample", "linear"])
+def test_predictions_go_through_a_pickle(method: str, regression: tuple[mcbn.MCBN, Tensor]) -> None:
+    bayes, x = regression
+    bayes.tau = 2.0
+    pred, y = bayes.predict(x, method=method), bayes.plain(x)
+    twin = pickle.loads(pickle.dumps(pred))
+    assert torch.equal(twin.mean, pred.mean)
+    assert torch.equal(twin.variance, pred.variance)
+    with pytest.raises(mcbn.MCBNError, match="return_samples=True"):
+        twin.log_prob(y)
+    kept = bayes.predict(x, method=method, return_samples=True)
+    torch.testing.assert_close(pickle.loads(pickle.dumps(kept)).log_prob(y), pred.log_prob(y))

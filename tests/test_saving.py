@@ -371,3 +371,39 @@ def test_names_of_columns_are_kept(tmp_path: Path) -> None:
     numbered = mcbn.MCBN(model, "regression").fit(pandas.DataFrame(x.numpy()), n_samples=3, batch_size=12)
     again = mcbn.MCBN(model, "regression").load_state_dict(numbered.state_dict())
     assert torch.equal(again.predict(pandas.DataFrame(x.numpy())[[3, 1, 0, 2, 4]]).mean, numbered.predict(x).mean)
+
+
+def test_rows_of_one_length_in_every_layer(tmp_path: Path) -> None:
+    _, model, x = saved(tmp_path)
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=6, batch_size=12)
+    before, last = bayes.sample(x), bayes.posterior.layers[-1]
+    for empty, rows in ((False, 4), (True, 0)):
+        kinds = [{} if empty else dict(kind) for kind in (bayes.posterior.mean, bayes.posterior.var)]
+        for kind in kinds if not empty else []:
+            kind[last] = kind[last][:rows]
+        with pytest.raises(mcbn.MCBNError, match="must have mean and var"):
+            bayes.posterior = mcbn.Posterior(*kinds, batch_size=12)
+    assert torch.equal(bayes.sample(x), before)
+
+
+def test_a_posterior_takes_the_dtype_of_the_network(tmp_path: Path) -> None:
+    _, model, x = saved(tmp_path)
+    bayes = mcbn.MCBN(model, "regression").fit(x, n_samples=6, batch_size=12)
+    halves = [{name: t.half() for name, t in kind.items()} for kind in (bayes.posterior.mean, bayes.posterior.var)]
+    other = bayes.with_posterior(bayes.posterior)
+    other.posterior = mcbn.Posterior(*halves, batch_size=12)
+    for method in ("sample", "linear"):
+        mean = bayes.predict(x, method=method).mean
+        torch.testing.assert_close(other.predict(x, method=method).mean, mean, rtol=0.05, atol=0.05)
+
+
+def test_lists_of_tables_are_read_by_name() -> None:
+    pandas = pytest.importorskip("pandas")
+    model, x = make("1d", n=48)
+    named = pandas.DataFrame(x.numpy(), columns=list("edcba"))
+    other = named[list("abcde")]
+    for data in ([named[:24], other[24:]], [(named[:24], x[:24]), (other[24:], x[24:])]):
+        bayes = mcbn.MCBN(model, "regression").fit(data, n_samples=3, batch_size=12)
+        assert torch.equal(bayes.sample(x), mcbn.MCBN(model, "regression").fit(x, n_samples=3, batch_size=12).sample(x))
+        for again in (other, [other], [other[:20], named[20:]]):
+            assert torch.equal(bayes.predict(again).mean, bayes.predict(x).mean)

@@ -459,3 +459,12 @@ def test_many_rows_hold_out_one_part(monkeypatch):
     for n in (500, 20_000):
         MCBNRegressor(random_state=0, epochs=1, n_samples=2, hidden=4).fit(*line(n))
     assert held == [6, 2]  # networks, that of all rows among them
+
+
+def test_a_fit_that_fails_keeps_network_and_classes_together():
+    X = np.random.default_rng(0).normal(size=(40, 2))
+    model = MCBNClassifier(epochs=2, n_samples=4, random_state=0).fit(X, X[:, 0] > 0)
+    before = model.predict(X)
+    with pytest.raises(MCBNError, match="epochs takes"):
+        model.set_params(epochs=-1).fit(X, np.array(["x", "y", "z", "x"] * 10))
+    assert model.predict(X).tolist() == before.tolist()

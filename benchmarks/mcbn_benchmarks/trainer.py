@@ -87,8 +87,7 @@ def _repeat(work: Callable[[], None], seconds: float) -> float:
 def _trainer(facts: Dataset, family: Family, batch_size: int, device: str, share: float, fused: bool) -> Trainer:
     rows, n_train = torch.arange(round(0.8 * facts.n)), round(0.64 * facts.n)  # of a fold
     parts = [Part(rows[:n_train], rows[n_train:], stream) for stream in range(STREAMS)]
-    n_networks = STREAMS * LAMBDAS * (RATES if family == "dropout" else 1)  # of the paper's grid with this batch size
-    S = max(1, round(n_networks * share))
+    S = max(1, round(STREAMS * LAMBDAS * (RATES if family == "dropout" else 1) * share))  # of the paper's grid
     weight_decays, rates, stream = torch.full((S,), 1e-4), torch.full((S,), 0.05), torch.arange(S) % STREAMS
     networks = Networks(family, stream, weight_decays, rates, batch_size, facts.hidden_units)
     return Trainer(make_problem(_random(facts.n, facts.q), parts, device), networks, fused=fused)

@@ -58,10 +58,17 @@ def is_table(data: Any) -> bool:
     return isinstance(data, Tensor | np.ndarray) or hasattr(data, "to_numpy")
 
 
+def columns_of(data: Any) -> list[Any]:
+    """List the columns of a table, of one with targets, or of the first of several; none of other data."""
+    return columns_of(data[0]) if isinstance(data, tuple | list) and data else list(getattr(data, "columns", []))
+
+
 def by_name(data: Any, names: list[Any]) -> Any:
     """Take the columns of a table by their names in the fit, whatever their order; leave alone what has none."""
     if isinstance(data, tuple) and data and hasattr(data[0], "columns"):  # and targets
         return (by_name(data[0], names), *data[1:])
+    if names and isinstance(data, list):
+        return [by_name(part, names) for part in data]
     there = list(getattr(data, "columns", []))
     if lacking := [name for name in names if there and name not in there]:
         raise MCBNError(f"give the columns of the fit: the table lacks {lacking[:8]}, it has {there[:8]}")

@@ -5,10 +5,10 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from mcbn.errors import MCBNError
@@ -20,9 +20,12 @@ MOST_RATIO, LEAST_SUSPECT = 200, 2**30  # an archive that grows beyond both, in 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path; left without an error it takes the place of `path`, on disk and as the umask allows."""
+    path = Path(os.path.realpath(path))  # a link stays one
+    if path.exists() and not path.is_file():
+        raise MCBNError(f"{path} is no plain file, so nothing can take its place; name another")
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent, path.name)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}{LEFT}") as name, held(Path(name)):
+    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}{LEFT}") as name, held(Path(name), wait=True):
         temporary = Path(name) / path.name
         temporary.touch()
         mode = temporary.stat().st_mode & 0o777  # what the umask leaves; some writers choose their own
@@ -38,7 +41,7 @@ def remove_leftovers(folder: Path, name: str = "") -> None:
     """Remove what killed runs left in a folder of one file, or of any; what a process still holds stays."""
     for left in folder.glob(f".{glob.escape(name) or '*'}{LEFT}*"):
         with suppress(OSError), held(left) as is_ours:
-            if is_ours:
+            if is_ours and (not name or any(left.iterdir())):  # an empty one is about to be held by its writer
                 shutil.rmtree(left, ignore_errors=True)
 
 

@@ -187,7 +187,6 @@ class Gather(Replay):
 def _blocks(inputs: Any, S: int) -> list[Any]:
     """Cut the inputs so that the activations kept for the backward pass stay bounded."""
     N, tensors = batches.size_of(inputs), batches.tensors_of(inputs)
-    each = S + sum(t.numel() for t in tensors) // max(N, 1)
-    count = -(-N * each // BLOCK_VALUES)
+    count = -(-N * (S + sum(t.numel() for t in tensors) // max(N, 1)) // BLOCK_VALUES)
     whole = count <= 1 or any(t.ndim == 0 or t.shape[0] != N for t in tensors)
     return [inputs] if whole else batches.cut(inputs, min(count, N))

@@ -15,6 +15,7 @@ from mcbn.conformal import Calibration
 from mcbn.errors import MCBNError
 from mcbn.model import MCBN
 from mcbn.posterior import Posterior
+from mcbn.prediction import MultilabelPrediction
 
 FORMAT = "mcbn members"
 
@@ -49,8 +50,7 @@ class Members(Predictor):
         """Draw the statistics of every member, as `mcbn.MCBN.fit` does."""
         if isinstance(data, Iterator):
             raise MCBNError("the first network would use the iterator up; give a DataLoader, a Dataset or tensors")
-        for member in self.members:
-            member.fit(data, **options)
+        self.members = [copy.copy(member).fit(data, **options) for member in self.members]  # all, or none
         self.inputs, self.n_samples = self.members[0].inputs, self.posterior.n_samples
         return self
 
@@ -195,8 +195,9 @@ def pool(predictions: Sequence[Any]) -> Any:
     pooled["n_samples"] = sum(pred.n_samples for pred in predictions)
     pooled["samples"] = None if first.samples is None else torch.cat([pred.samples for pred in predictions])
     if name == "probs":
-        whole, expected = replace(first, **pooled), sum(pred.expected_entropy for pred in predictions) / S
-        return replace(whole, mutual_information=(whole.entropy - expected).clamp(min=0))
+        both = torch.stack([centres, 1 - centres], 2) if isinstance(first, MultilabelPrediction) else centres
+        within = sum(pred.mutual_information for pred in predictions) / S
+        return replace(first, **pooled, mutual_information=within + prediction.mutual_information(both))
     if first.epistemic_covariance is not None:
         offsets = (centres - centres.mean(0)).flatten(2)  # (S, N, D)
         covariance = sum(p.epistemic_covariance for p in predictions) / S

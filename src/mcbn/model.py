@@ -165,7 +165,8 @@ class MCBN(Generic[P]):
         numbers = None if draws is None else require_share(draws, n_samples, posterior)
         if batch_size is None:
             warn_if_synchronised(self.model)
-        inputs = self.inputs if inputs is None else inputs
+        inputs, columns = self.inputs if inputs is None else inputs, batches.columns_of(data)
+        data = batches.by_name(data, columns)
         if isinstance(data, list) and data and self.copy_network().runs(data[0], inputs):  # batches, not examples
             data, batch_size = batches.concatenate(data), batch_size or batches.size_of(data[0])
         once = posterior == "diagonal"  # the first draws decide how a share of them runs
@@ -181,7 +182,7 @@ class MCBN(Generic[P]):
                 fitted = recorded.posterior if numbers is None else recorded.posterior.select(numbers)
                 fitted = fitted if posterior == "sample" else fitted.as_gaussian(posterior, seed=seed)
             network.settle(recorded.first)
-            network.columns = list(getattr(data[0] if isinstance(data, tuple) else data, "columns", []))
+            network.columns = columns
             if centre == "running":
                 from mcbn.field.adapt import centre_on_running
 
@@ -471,7 +472,7 @@ class MCBN(Generic[P]):
             raise MCBNError(f"the posterior has layers (channels) {channels[1]}, this network {channels[0]}")
         levels.drop_calibration(self)
         network = self._engine.network
-        self.adopt(network, value.to(network.device))
+        self.adopt(network, value.to(network.device, network.dtype))
 
     @property
     def tau(self) -> float | Tensor:
@@ -480,8 +481,9 @@ class MCBN(Generic[P]):
 
     @tau.setter
     def tau(self, value: float | Tensor) -> None:
-        self.noise_precision, self.tau_at_bound = levels.require_tau(value, self.task), False
+        tau = levels.require_tau(value, self.task)
         levels.drop_calibration(self)
+        self.noise_precision, self.tau_at_bound = tau, False
 
     @property
     def noise_std(self) -> float | Tensor:
@@ -519,8 +521,7 @@ class MCBN(Generic[P]):
             kept: Any = {name: text[name] for name in ("outputs", "noise") if name in text}
             for name, given in (("inputs", inputs), ("output", output)):
                 kept[name] = json.loads(text.get(name, "null")) if given is None else given
-            bayes: Any = cls(model, text["task"], **kept)
-            return saving.restore(bayes, drawn, json.loads(text["tau"]), tensors, text)  # type: ignore[no-any-return]
+            return saving.restore(cls(model, text["task"], **kept), drawn, json.loads(text["tau"]), tensors, text)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return posterior, tau and their metadata as tensors alone: for `torch.save`, safetensors, a checkpoint.
@@ -540,13 +541,16 @@ class MCBN(Generic[P]):
         >>> mcbn.MCBN(bayes.model, "regression").load_state_dict(bayes.state_dict()).posterior.n_samples
         20
         """
-        tensors, text, tau = saving.from_state(state)
-        for name, kept in (("task", text["task"]), ("noise", text.get("noise", "constant"))):
-            if kept != getattr(self, name):
-                raise MCBNError(f"the state_dict is of {name}={kept!r}, this MCBN of {getattr(self, name)!r}")
-        drawn = saving.unpack("the state_dict", tensors, text, self.model)
-        self.outputs = text.get("outputs", self.outputs)
-        return saving.restore(self, drawn, tau, tensors, text)
+        twin = copy.copy(self)
+        with saving.damage_told("the state_dict"):
+            tensors, text, tau = saving.from_state(state)
+            for name, kept in (("task", text["task"]), ("noise", text.get("noise", "constant"))):
+                if kept != getattr(self, name):
+                    raise MCBNError(f"the state_dict is of {name}={kept!r}, this MCBN of {getattr(self, name)!r}")
+            drawn = saving.unpack("the state_dict", tensors, text, self.model)
+            twin.outputs = require_outputs(text.get("outputs", self.outputs), self.task)
+            vars(self).update(vars(saving.restore(twin, drawn, tau, tensors, text)))
+        return self
 
     def to(
         self, device: torch.device | torch.dtype | Tensor | str | int | None = None, dtype: torch.dtype | None = None

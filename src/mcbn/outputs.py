@@ -159,7 +159,7 @@ def noise_variance(tau: Tensor, mean: Tensor) -> Tensor:
     return torch.linalg.inv(tau).diagonal() if is_matrix(tau, mean) else 1 / tau
 
 
-def match_shape(y: Tensor, mean: Tensor) -> Tensor:
+def match_shape(y: Tensor, mean: Tensor, what: str = "targets") -> Tensor:
     """Bring regression targets to the outputs' shape; (N,) and (N, 1) stand for each other, nothing else does."""
     y = torch.as_tensor(as_tensor(y))
     sizes = [[size for size in values.shape[1:] if size != 1] for values in (y, mean)]
@@ -167,7 +167,7 @@ def match_shape(y: Tensor, mean: Tensor) -> Tensor:
         y = y.reshape(mean.shape)
     if y.shape != mean.shape:
         hint = "; axes are in another order" if sorted(y.shape) == sorted(mean.shape) else "; give one an output"
-        raise MCBNError(f"targets of shape {tuple(y.shape)} do not fit predictions of shape {tuple(mean.shape)}{hint}")
+        raise MCBNError(f"{what} of shape {tuple(y.shape)} do not fit predictions of shape {tuple(mean.shape)}{hint}")
     return y.to(mean)
 
 

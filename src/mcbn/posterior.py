@@ -62,7 +62,7 @@ class Posterior:
     @property
     def n_samples(self) -> int:
         """T, the number of draws."""
-        return len(next(iter(self.mean.values())))
+        return len(next(iter(self.mean.values()), ()))
 
     def version(self) -> tuple[tuple[int, int], ...]:
         """Identify the statistics as they stand: which tensors, and how often each was changed in place."""
@@ -72,7 +72,7 @@ class Posterior:
     def require_valid(self, what: str) -> "Posterior":
         """Return itself, if every draw has a finite mean and a finite variance, not negative; `what` is its name."""
         shapes = [{name: tuple(value.shape) for name, value in kind.items()} for kind in (self.mean, self.var)]
-        if shapes[0] != shapes[1] or any(len(shape) != 2 for shape in shapes[0].values()) or not self.n_samples:
+        if shapes[0] != shapes[1] or {s[:-1] for s in shapes[0].values()} != {(self.n_samples,)} or not self.n_samples:
             raise MCBNError(f"{what} must have mean and var (T, C) of every layer; got {shapes[0]} and {shapes[1]}")
         for name in self.mean:
             if not bool(torch.isfinite(self.mean[name]).all() and torch.isfinite(self.var[name]).all()):

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from mcbn.errors import MCBNError, require_number
-from mcbn.metrics import worse_mean, worse_probs
 from mcbn.outputs import flatten, is_matrix, match_shape, noise_variance, require_labels, split_head
 
 if TYPE_CHECKING:
@@ -82,8 +81,10 @@ def join(predictions: Sequence[Any]) -> Any:
             return None  # running them again would need every batch kept
         if name == "novelty" and values[0] is not None:
             return join(values)
+        if name == "samples" and values[0] is not None:  # a tolerance stops some early
+            return torch.cat([samples[: min(map(len, values))] for samples in values], 1)
         if isinstance(values[0], Tensor) and name != "tau":
-            return torch.cat(values, dim=1 if name == "samples" else 0)
+            return torch.cat(values)
         if name == "calibration":  # what promises nothing of a batch promises nothing of all
             return next((kept for kept in values if kept and kept.mismatch), values[0])
         return max(values) if name == "n_samples" else values[0]
@@ -169,7 +170,9 @@ class RegressionPrediction(_Prediction):
 
     def about(self, mean: Tensor) -> Self:
         """Return the same spread about another mean (N, ...), for which no calibration holds."""
-        return replace(self, mean=mean, shift=mean - self.mean, calibration=None)
+        mean = match_shape(mean, self.mean, "means")
+        shift = mean - self.mean if self.shift is None else mean - self.mean + self.shift
+        return replace(self, mean=mean, shift=shift, calibration=None)
 
     def interval(
         self, level: float | None = None, *, calibrated: bool = True, groups: Any = None
@@ -207,7 +210,7 @@ class RegressionPrediction(_Prediction):
         log_sum = torch.full(self.mean.shape[:1], -math.inf, dtype=self.mean.dtype, device=self.mean.device)
         for chunk in self._chunks():
             log_sum = torch.logaddexp(log_sum, torch.logsumexp(self._log_density(chunk.to(self.mean), y), 0))
-        return log_sum - math.log(self.n_samples)
+        return log_sum - math.log(self.n_samples if self.samples is None else len(self.samples))
 
     def _log_density(self, chunk: Tensor, y: Tensor) -> Tensor:
         """log N(y; f_j, noise of draw j) of raw outputs (t, N, ...): (t, N)."""
@@ -226,6 +229,10 @@ class RegressionPrediction(_Prediction):
     def all_samples(self) -> Tensor:
         """Return the network's output under every draw, (T, N, ...): kept, or run again."""
         return torch.cat(list(self._chunks()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out of pickles and copies how the draws run again: they hold numbers alone."""
+        return vars(self) | {"draws": None}
 
     def _chunks(self) -> Iterable[Tensor]:
         if self.samples is not None:
@@ -296,7 +303,7 @@ class ClassificationPrediction(_Prediction):
 
     def about(self, probs: Tensor) -> Self:
         """Return other probabilities (N, K, ...), not calibrated, with the same variance and mutual information."""
-        return replace(self, probs=probs, calibration=None)
+        return replace(self, probs=match_shape(probs, self.probs, "probabilities"), calibration=None)
 
 
 class MultilabelPrediction(ClassificationPrediction):
@@ -333,15 +340,6 @@ class MultilabelPrediction(ClassificationPrediction):
         mcbn.errors.MCBNError: labels that do not exclude each other have no set of one true class; choose by probs
         """
         raise MCBNError("labels that do not exclude each other have no set of one true class; choose by probs")
-
-
-def compare_means(pred: Any, plain: Tensor, y: Tensor) -> str:
-    """Say where the mean or the probabilities of a prediction are worse than the plain network's (N, ...), else ""."""
-    if isinstance(pred, RegressionPrediction):
-        y = match_shape(y, plain)
-        return worse_mean((pred.mean - y).square(), (plain - y).square(), "RMSE")
-    shape = pred.mutual_information.shape
-    return worse_probs(pred.probs, plain, y.reshape(shape).long() if y.numel() == math.prod(shape) else y)
 
 
 def standard_error(variance: Tensor, n_samples: int) -> Tensor:

@@ -67,6 +67,7 @@ def fit(
     """
     require_draws(posterior, centre)
     inputs, network = bayes.inputs if inputs is None else inputs, bayes.copy_network()
+    network.columns = batches.columns_of(data)
     unfitted = bayes.with_posterior(None, model=Network(unwrap(bayes.model), bayes.output).module.to("cpu"))
     options = {"n_samples": n_samples, "batch_size": batch_size, "seed": seed, "inputs": inputs}
     with connected(address) as ray:

@@ -229,8 +229,7 @@ class _Pool(nn.Module):
 
 def cifar_resnet(units: int) -> nn.Module:
     """Build ResNet of depth 6 n + 2 for 32x32 images, 10 classes, n blocks a stage (He et al. 2016, section 4.2)."""
-    widths = [16] * (units + 1) + [32] * units + [64] * units
-    blocks = [Basic(a, b, 1 + (b > a)) for a, b in pairwise(widths)]
+    blocks = [Basic(a, b, 1 + (b > a)) for a, b in pairwise([16] * (units + 1) + [32] * units + [64] * units)]
     return nn.Sequential(_normalised(3, 16, 3), nn.ReLU(), *blocks, _Pool(), nn.Linear(64, 10))
 
 

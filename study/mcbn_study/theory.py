@@ -215,8 +215,7 @@ def kl_regularizer(model: nn.Module, prior: Prior, batch: Any, *, batch_size: in
     batch: inputs for the network, at least 2 examples; more give better population moments. batch_size: M of the
     batches whose statistics q describes; the batch's length unless given.
     """
-    network = LiveNetwork(model, output=lambda _: torch.empty(0))  # the output is not looked at
-    return _run_and_penalize(network, prior, batch, batch_size)[1]
+    return _run_and_penalize(LiveNetwork(model, output=lambda _: torch.empty(0)), prior, batch, batch_size)[1]
 
 
 def _run_and_penalize(network: LiveNetwork, prior: Prior, batch: Any, batch_size: int | None) -> tuple[Tensor, Tensor]:

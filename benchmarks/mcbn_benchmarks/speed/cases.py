@@ -85,8 +85,7 @@ RESNET50 = Case("resnet50", resnet50, (3, 224, 224), 64, 1, 32)
 EFFICIENT = replace(RESNET50, name="efficientnet", build=efficientnet)
 SIZES = {MLP: (1, 100, 2000, 20_000), RESNET32: (1, 32, 256), UNET: (1, 8), RESNET50: (1, 32, 256)}
 FITTED = (("1,000 rows", 1000, 100), ("100,000 rows", 100_000, 100), ("T=500", 1000, 500))  # title, rows, T
-MEMORY = [replace(MLP, name="memory mlp", n=n) for n in (2000, 100_000)]  # the second fills a chunk on a GPU too
-MEMORY += [replace(UNET, name="memory unet")]
+MEMORY = [*(replace(MLP, name="memory mlp", n=n) for n in (2000, 100_000)), replace(UNET, name="memory unet")]
 FIT = [replace(MLP, name=f"fit mlp {title}", rows=rows, n_samples=T) for title, rows, T in FITTED]
 FIT += [replace(RESNET32, name=f"fit resnet32{end}", n_samples=T) for end, T in (("", 16), (" T=128", 128))]
 PRECISION = [  # on a GPU alone

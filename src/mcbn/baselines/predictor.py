@@ -87,16 +87,6 @@ class Predictor(ABC):
 
         return self.network.over(x, predict_batch, prediction.join, self.inputs)
 
-    @property
-    def tau(self) -> float | Tensor:
-        """Noise precision 1/variance: a number, or one an output (D,); inf until tuned (classification: 1)."""
-        return noise.plain(self.noise_precision)
-
-    @tau.setter
-    def tau(self, value: float | Tensor) -> None:
-        self.noise_precision = noise.require_tau(value, self.task)
-        noise.drop_calibration(self)
-
     def tune(self, data: Any, *, score: str | None = None, n_samples: int | None = None, **options: Any) -> Self:
         """Set tau on held-out data as `mcbn.MCBN.tune` does, with its targets and ignore_index as options."""
         score = noise.require_score(self.task, score)
@@ -105,6 +95,7 @@ class Predictor(ABC):
         noise.warn_if_bound(tuned, self.task)
         return self
 
+    tau: Any = MCBN.tau
     calibrate: Any = MCBN.calibrate  # to be called after `tune`
 
     def _count(self, n_samples: int | None) -> int:

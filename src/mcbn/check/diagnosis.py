@@ -19,10 +19,11 @@ from mcbn.diagonal import Averaged
 from mcbn.engine.record import Recorded
 from mcbn.errors import MCBNError
 from mcbn.linear import Linearizer
+from mcbn.metrics import worse_mean, worse_probs
 from mcbn.network import Network
 from mcbn.noise import explain_bound
+from mcbn.outputs import match_shape
 from mcbn.posterior import Posterior
-from mcbn.prediction import compare_means
 
 if TYPE_CHECKING:
     from mcbn.model import MCBN
@@ -220,7 +221,12 @@ def _compare_means(bayes: "MCBN[Any]", data: Any, seed: int) -> str:
     try:
         batch = next(iter(draw_batches(data, n_samples=1, batch_size=M, seed=seed).batches))
         x, y = batches.pick_inputs(batch, bayes.inputs, keys), batches.pick_targets(batch, None)
-        return compare_means(bayes.predict(x), bayes.plain_mean(x), y)
+        pred, plain = bayes.predict(x), bayes.plain_mean(x)
+        if bayes.task == "regression":
+            y = match_shape(y, plain)
+            return worse_mean((pred.mean - y).square(), (plain - y).square(), "RMSE")
+        shape = pred.mutual_information.shape
+        return worse_probs(pred.probs, plain, y.reshape(shape).long() if y.numel() == math.prod(shape) else y)
     except MCBNError:  # a stream, no targets, or targets of another kind
         return ""
 

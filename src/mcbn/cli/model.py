@@ -56,7 +56,7 @@ def fit(
     """
     sources = {"--data": data, "--tune": tune, "--calibrate": calibrate, "--weights": network.weights}
     require_output(out, sources, saving.is_posterior, overwrite=overwrite)
-    first = int(layers) if layers and layers.isdigit() else session.split_names(layers) or None
+    first = int(layers) if layers and layers.isdecimal() else session.split_names(layers) or None
     bayes: MCBN[Any] = MCBN(network.make(), task, layers=first, outputs=outputs, noise=noise)
     named = Layout(classes=tuple(session.split_names(classes)) or None)
     keys, classify = session.split_names(key), bayes.task == "classification"

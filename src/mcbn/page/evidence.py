@@ -195,8 +195,7 @@ def _blocks(x: Any, n_inputs: int) -> Iterator[tuple[slice, Any]]:
 
 def check_draws(bayes: MCBN[Any], x: Any, train: Any, seed: int) -> Diagnosis:
     """Examine the draws against examples of the training data, few where inputs are as large as those of `x`."""
-    size = x[0].numel() if isinstance(x, Tensor) else 1
-    n_examples = max(1, min(ENOUGH_EXAMPLES, VALUES_CHECKED // size))
+    n_examples = max(1, min(ENOUGH_EXAMPLES, VALUES_CHECKED // (x[0].numel() if isinstance(x, Tensor) else 1)))
     with warnings.catch_warnings(), bar("checking the draws", None, "batch") as tick, counting(bayes, tick):
         warnings.filterwarnings("ignore", message="mcbn:")  # what they say stands on the page
         return bayes.check(train, n_examples=n_examples, seed=seed)

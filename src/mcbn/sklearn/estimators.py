@@ -174,11 +174,12 @@ class MCBNClassifier(ClassifierMixin, MCBNEstimator):  # type: ignore[misc]
         x, labels = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(labels)
         labels, weights = validation.column_or_1d(labels, warn=True), _weights(sample_weight, x)
-        self.classes_ = np.unique(labels[weights > 0])
-        if len(self.classes_) < 2:
-            raise MCBNError(f"classification needs 2 classes; the data holds one class: {self.classes_.tolist()[0]!r}")
-        rows = distinct(x, np.searchsorted(self.classes_, labels).astype(np.float64), weights)
-        return self._train(rows._replace(y=rows.y.long()), len(self.classes_))
+        classes = np.unique(labels[weights > 0])
+        if len(classes) < 2:
+            raise MCBNError(f"classification needs 2 classes; the data holds one class: {classes.tolist()[0]!r}")
+        rows = distinct(x, np.searchsorted(classes, labels).astype(np.float64), weights)
+        self._train(rows._replace(y=rows.y.long()), len(classes)).classes_ = classes  # together: a fit may fail
+        return self
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Predict the most probable label, (N,)."""

@@ -142,7 +142,7 @@ def open_examples(
     if not path.exists() and FACTORY.fullmatch(spec):
         return _from_factory(spec, keys, need_targets)
     if not path.is_file():
-        raise MCBNError(f"there is no file {path}" if not path.exists() else f"{path} is a folder, not a file")
+        raise MCBNError(f"there is no file {path}" if not path.exists() else f"{path} is a folder or pipe, not a file")
     if path.suffix.lower() not in SUFFIXES:
         raise MCBNError(f"{path} must end in {', '.join(SUFFIXES)}, or be a package.module:loader_factory")
     if path.suffix.lower() == ".npz":

@@ -47,8 +47,7 @@ def load_networks(folder: str | Path, device: str = "cpu") -> CifarNetworks:
     """Load every network of a folder; which seed it has stands in its file."""
     networks = CifarNetworks({}, {})
     for network, facts in map(load_network, sorted(Path(folder).glob("*.safetensors"))):
-        kind = networks.thinned if network.dropout > 0 else networks.plain
-        kind[int(facts["seed"])] = network.to(device)
+        (networks.thinned if network.dropout > 0 else networks.plain)[int(facts["seed"])] = network.to(device)
     if not networks.plain:
         raise MCBNError(f"{folder} holds no network without dropout; train them with `mcbn reproduce cifar10`")
     return networks

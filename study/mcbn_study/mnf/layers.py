@@ -137,8 +137,7 @@ class MNFLinear(nn.Module):
         Differs: the second is a log-precision, as in the published code; the paper has a sigmoid for the std.
         """
         spread = torch.bmm(self.c.square(), var).sqrt()  # (S, 1, O)
-        projected = torch.addcmul(torch.bmm(self.c * z, self.mean), spread, a_noise)  # (S, 1, O)
-        a = torch.tanh(projected).mean(2, keepdim=True)  # (S, 1, 1)
+        a = torch.addcmul(torch.bmm(self.c * z, self.mean), spread, a_noise).tanh().mean(2, keepdim=True)  # (S, 1, 1)
         end, log_det = follow(self.r, z, masks)  # (S, 1, I), (S, 1)
         log_precision = a * self.b_log_precision
         square = log_precision.exp() * (end - a * self.b_mean).square()

@@ -41,8 +41,7 @@ def boundary(y: Tensor) -> Tensor:
 def error_auroc(histogram: Tensor) -> float:
     """P(a wrong pixel is more uncertain than a right one), ties half: sum_b w_b (sum_{a<b} r_a + r_b / 2) / (R W)."""
     right, wrong = histogram.double()  # (L,) each
-    below = right.cumsum(0) - right
-    return float((wrong * (below + right / 2)).sum() / (right.sum() * wrong.sum()))
+    return float((wrong * (right.cumsum(0) - right / 2)).sum() / (right.sum() * wrong.sum()))
 
 
 def accuracy_after_refusal(histogram: Tensor, percent: float) -> float:

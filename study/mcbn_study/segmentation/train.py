@@ -49,8 +49,7 @@ def draw_views(rows: Tensor, generator: torch.Generator) -> Views:
     window = torch.zeros(M, 2, 3)
     window[:, 0, 0], window[:, 1, 1], window[:, :, 2] = extent * flip, extent, shift
     brightness = BRIGHTNESS * (2 * torch.rand(M, 1, generator=generator) - 1)
-    tint = TINT * (2 * torch.rand(M, 3, generator=generator) - 1)
-    return Views(rows, window, torch.exp(brightness + tint))
+    return Views(rows, window, torch.exp(brightness + TINT * (2 * torch.rand(M, 3, generator=generator) - 1)))
 
 
 def show(scenes: Scenes, views: Views) -> tuple[Tensor, Tensor]:
