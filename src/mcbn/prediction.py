@@ -87,7 +87,7 @@ def join(predictions: Sequence[Any]) -> Any:
             return torch.cat(values)
         if name == "calibration":  # what promises nothing of a batch promises nothing of all
             return next((kept for kept in values if kept and kept.mismatch), values[0])
-        return max(values) if name == "n_samples" else values[0]
+        return min(values) if name == "n_samples" else values[0]  # fewest: errors are never told too small
 
     kind = type(predictions[0])
     return kind(**{field.name: joined(field.name) for field in fields(kind)})
