@@ -4,6 +4,7 @@ import contextvars
 import copy
 import functools
 import gc
+import logging
 import operator
 import os
 import pickle
@@ -14,10 +15,11 @@ import time
 import warnings
 import weakref
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, UserList
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -753,3 +755,214 @@ def test_complex_outputs_are_refused() -> None:
 def test_a_network_that_keeps_features_is_never_taken_for_one_that_keeps_nothing() -> None:
     networks = [fitted(Keeps()).engine.network for _ in range(60)]  # memory given anew has the address of the old
     assert not [network for network in networks if isinstance(network.busy, nullcontext)]
+
+
+# ---------------------------------------------------------------- settings behind other settings
+
+
+class Reads:
+    """What reads a setting by a method, as a function, or where an attribute is asked for."""
+
+    def apply(self, x: Tensor) -> Tensor:
+        return x * STORED["gain"]
+
+    def __getitem__(self, key: str) -> float:
+        return STORED["gain"]
+
+    def __get__(self, owner: Any, kind: Any) -> float:
+        return STORED["gain"]
+
+
+class Kept(Outside):
+    described = Reads()
+
+    def __init__(self, how: Callable[[Any, Any], Tensor]) -> None:
+        super().__init__(how)
+        self.functions, self.objects = [READS.apply, lambda x: x * STORED["gain"]], {"reads": Reads()}
+
+    def __getattr__(self, name: str) -> Any:
+        return STORED["gain"] if name == "made_up" else super().__getattr__(name)
+
+    def times(self, x: Tensor, power: int) -> Tensor:
+        return x * STORED["gain"] ** power
+
+    once = functools.partialmethod(times, power=1)
+
+
+class Gained(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gain * STORED["gain"]
+
+
+def closing(over: dict[str, float]) -> Callable[[Tensor], Tensor]:
+    return lambda x: x * over["gain"]
+
+
+READS, SLOPE, GAINED, USERS, LOG = Reads(), nn.LeakyReLU(1.0), Gained(), UserList([1.0]), logging.getLogger("mcbn_test")
+GAINED.gain = 1.0  # type: ignore[assignment]
+REGISTRY: dict[str, Any] = {"function": lambda x: x * STORED["gain"], "class": Kind, "object": READS}
+BOUND, PARTLY, CLOSED = READS.apply, partial(lambda x: x * STORED["gain"]), closing(STORED)
+ARRAY = np.ones(3000)
+store, of_kind = partial(STORED.__setitem__, "gain"), partial(setattr, Kind, "gain")
+BEHIND: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "function in a table": (lambda net, x: REGISTRY["function"](x), store),
+    "class in a table": (lambda net, x: x * REGISTRY["class"].gain, of_kind),
+    "object in a table": (lambda net, x: x * REGISTRY["object"]["gain"], store),
+    "bound method": (lambda net, x: BOUND(x), store),
+    "partial function": (lambda net, x: PARTLY(x), store),
+    "closure of a global function": (lambda net, x: CLOSED(x), store),
+    "bound method in a list": (lambda net, x: net.functions[0](x), store),
+    "function in a list": (lambda net, x: net.functions[1](x), store),
+    "method of an object in a dict": (lambda net, x: net.objects["reads"].apply(x), store),
+    "operator of an object in a dict": (lambda net, x: x * net.objects["reads"]["gain"], store),
+    "descriptor": (lambda net, x: x * net.described, store),
+    "attribute made up": (lambda net, x: x * net.made_up, store),
+    "partial method": (lambda net, x: net.once(x), store),
+    "module elsewhere": (lambda net, x: GAINED(x), partial(setattr, GAINED, "gain")),
+    "code of a module elsewhere": (lambda net, x: GAINED(x), store),
+    "torch's module elsewhere": (lambda net, x: SLOPE(x), partial(setattr, SLOPE, "negative_slope")),
+    "list of Python's": (lambda net, x: x * USERS[0], partial(USERS.__setitem__, 0)),
+    "object of a library": (lambda net, x: x * LOG.level, lambda value: LOG.setLevel(int(value))),
+    "long array": (lambda net, x: x * ARRAY[2000], partial(ARRAY.__setitem__, 2000)),
+}
+
+
+@pytest.mark.parametrize("how", BEHIND)
+def test_a_setting_is_seen_behind_what_the_code_names(how: str) -> None:
+    read, change = BEHIND[how]
+    change(1.0)
+    bayes, x = fitted(Kept(read)), data(7, seed=2)
+    for _ in range(4):  # the next calls are not compared
+        bayes.sample(x)
+    assert "own code" not in bayes.explain(x)
+    try:
+        for value in (2.0, 3.0):
+            change(value)
+            check_equal(bayes.sample(x), by_loop(bayes, x), 1e-9)
+    finally:
+        change(1.0)
+
+
+class Other:
+    gain = 1.0
+
+
+OTHER = {"gain": 1.0}
+CHOSEN: Any = Kind
+SCALED: Any = CLOSED
+
+
+@pytest.mark.parametrize(
+    ("read", "name", "new", "change"),
+    [
+        (lambda net, x: x * CHOSEN.gain, "CHOSEN", Other, partial(setattr, Other, "gain")),
+        (lambda net, x: SCALED(x), "SCALED", lambda x: x * OTHER["gain"], partial(OTHER.__setitem__, "gain")),
+    ],
+    ids=["class", "function"],
+)
+def test_settings_of_what_is_exchanged_are_seen(
+    read: Any, name: str, new: Any, change: Callable[[float], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bayes, x = fitted(Outside(read)), data(7, seed=2)
+    bayes.sample(x)
+    monkeypatch.setattr(sys.modules[__name__], name, new)
+    for _ in range(4):
+        bayes.sample(x)
+    try:
+        change(2.0)
+        check_equal(bayes.sample(x), by_loop(bayes, x), 1e-9)
+    finally:
+        change(1.0)
+
+
+class Holds:
+    def __init__(self, draw: Any) -> None:
+        self.draw = draw
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"draw": random.Random(0).random},
+        Holds(random.Random(0).random),
+        Holds(partial(np.random.default_rng(0).uniform, 0, 1)),
+        [iter([0.5] * 10**5).__next__],
+        SimpleNamespace(draw=[random.Random(0)]),
+    ],
+    ids=["dict", "object", "partial function", "iterator", "generator"],
+)
+def test_what_holds_generators_is_not_traced(tool: Any) -> None:
+    net = Outside(lambda net, x: x if rare(net.tool) < 0.999 else -x)
+    net.tool = tool
+    assert "'tool', which may give something else each time" in fitted(net).explain(data(7), chunk_size=1)
+
+
+def rare(tool: Any) -> float:
+    draw = tool["draw"] if isinstance(tool, dict) else tool[0] if isinstance(tool, list) else tool.draw
+    return draw[0].random() if isinstance(draw, list) else draw()
+
+
+@dataclass
+class Config:
+    gain: float = 1.0
+
+
+CONFIG = Config()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda net, x: x / np.sqrt(x.shape[1]),
+        lambda net, x: x.reshape(-1, np.prod(x.shape[1:]))[:, : np.int64(5)] * np.float32(2),
+        lambda net, x: (x * (1 + 2j)).real,
+        lambda net, x: x * CONFIG.gain,
+    ],
+    ids=["NumPy", "sizes of NumPy", "complex", "dataclass"],
+)
+def test_numbers_of_any_make_keep_the_plan(how: Callable[[Any, Any], Tensor]) -> None:
+    bayes = fitted(Outside(how))
+    check_equal(bayes.sample(data(7)), by_loop(bayes, data(7)), 1e-9)
+    assert "own code" not in bayes.explain(data(7))
+
+
+class Noted(dict):
+    """Training batches of a dict are plain, without attributes."""
+
+
+class ReadsNotes(Outside):
+    def forward(self, x: Any) -> Tensor:
+        return super().forward(x["a"] * getattr(x, "gain", 1.0))
+
+
+def noted(gain: float, n: int = 7) -> Noted:
+    batch = Noted(a=data(n, 2))
+    batch.gain = gain
+    return batch
+
+
+def test_attributes_of_a_dict_are_part_of_the_inputs() -> None:
+    bayes = fitted(ReadsNotes(), noted(1.0, 48))
+    for gain in (1.0, 1.0, 1.0, 1.0, 2.0, 3.0):
+        check_equal(bayes.sample(noted(gain)), by_loop(bayes, noted(gain)), 1e-9)
+
+
+def test_inputs_that_overlap_from_some_call_on_do_so_for_the_network() -> None:
+    bayes, whole = fitted(InPlace(), {"a": data(), "b": data(seed=2)}), data(14)
+    for start in (7, 7, 7, 7, 3, 7):
+        changed = torch.cat([2 * whole[:7], whole[7:]])[start : start + 7].clone()
+        found = bayes.sample({"a": whole[:7], "b": whole[start : start + 7]})
+        check_equal(found, bayes.sample({"a": data(7), "b": changed}), 1e-9)
+        assert torch.equal(whole, data(14))
+
+
+class OfParts(Outside):
+    def forward(self, x: Any) -> Tensor:
+        return super().forward(x.real + 2 * x.imag)
+
+
+def test_the_range_of_complex_inputs_is_that_of_both_parts() -> None:
+    bayes, x = fitted(OfParts(), torch.complex(data(), data(seed=2))), torch.complex(data(7), 9 * data(7, 2))
+    check_equal(bayes.sample(x), by_loop(bayes, x), 1e-9)  # without a warning of torch
+    (history,) = bayes.engine._histories.values()
+    assert history.largest == float(x.abs().max())

@@ -222,6 +222,7 @@ def test_batches_that_a_tolerance_stops_at_different_draws_are_joined() -> None:
     assert fewest < max(part.n_samples for part in parts)
     whole = bayes.predict(loader, **how)
     assert torch.equal(whole.samples, torch.cat([part.samples[:fewest] for part in parts], 1))
+    assert bool((whole.standard_error >= torch.cat([part.standard_error for part in parts])).all())
     y = torch.zeros_like(whole.mean)
     whole, first = (replace(pred, tau=torch.tensor(2.0)) for pred in (whole, bayes.predict(loader, n_samples=fewest)))
     first = replace(first, samples=whole.samples)

@@ -172,7 +172,8 @@ def outline(tree: Any) -> Any:
     if isinstance(tree, Tensor | np.ndarray):
         return "tensor" if _is_plain_leaf(tree) else type(tree)
     if isinstance(tree, Mapping):
-        return (type(tree), *((key, outline(value)) for key, value in tree.items()))
+        notes = outline(vars(tree)) if hasattr(tree, "__dict__") else None  # attributes of a user's kind of dict
+        return (type(tree), notes, *((key, outline(value)) for key, value in tree.items()))
     if isinstance(tree, tuple | list):
         return (type(tree), *(outline(value) for value in tree))
     return (type(tree), repr(tree) if isinstance(tree, PLAIN) else None)  # 1, 1.0 and True compare equal, 0.0 and -0.0
@@ -187,9 +188,11 @@ def key_of(inputs: Any) -> Any:
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     ids = [id(t) for t in tensors] if len(tensors) > 1 else []
     memory = [storage_of(t) for t in tensors] if ids else []
+    starts = [t.storage_offset() if m else 0 for t, m in zip(tensors, memory, strict=False)]
+    apart = [start - starts[memory.index(m)] for start, m in zip(starts, memory, strict=True)]  # in one memory
     cudnn = torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark
     switches = autocast, tf32(), cudnn, torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
-    return outline(inputs), kinds, tuple(map(ids.index, ids)), tuple(map(memory.index, memory)), switches
+    return outline(inputs), kinds, tuple(map(ids.index, ids)), tuple(map(memory.index, memory)), tuple(apart), switches
 
 
 def tf32() -> tuple[bool, bool]:

@@ -1,10 +1,10 @@
 """Which layers are stochastic: those that could be, those that a pass runs, and those that `layers=` chooses."""
 
 import gc
-import inspect
 import os
 import sys
 import warnings
+import zlib
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dis import get_instructions
 from functools import _lru_cache_wrapper, partial
 from itertools import pairwise
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 from weakref import ref as weakref
 
@@ -30,14 +30,16 @@ from mcbn.private_torch import AnyBatchNorm, global_hooks, hooks_of
 Layers = int | Sequence[str] | Callable[[str, nn.Module], bool] | None
 DEPTH = 3  # of containers in containers that are looked into
 MANY = 1000  # entries of a setting: of longer ones which objects they are, not what each holds
+MODULE = vars(nn.Module()).keys() - {"training"}
 CONTROL = {"cond", "while_loop", "scan"}  # of torch.compile's kind: no mode may watch its operators
-ENTRIES = ("forward", "__call__")  # of a module's methods, those that a pass begins with
+MAKING = {"__init__", "__new__", "__repr__", "__str__", "__getstate__", "__setstate__", "__reduce__", "__deepcopy__"}
 # Names of functions that get past all that watches
 UNSEEN = {"globals", "exec", "eval", "__import__", "to_dlpack", "_to_dlpack", "get_num_threads", "initial_seed"}
 UNSEEN |= {"is_anomaly_enabled", "get_printoptions", "PRINT_OPTS"}
 UNSEEN |= {"open", "read_text", "read_bytes", "loadtxt", "load", "fromfile", "exists", "is_file", "set_default_dtype"}
-KNOWN = ("torch", "builtins", "collections", "functools", "typing")  # whose code is known
+KNOWN = ("torch", "builtins", "collections", "functools", "typing", "dataclasses")  # whose code is known
 NAMED = (FunctionType, BuiltinFunctionType, ModuleType, type)
+BOUND = (MethodType, BuiltinFunctionType, MethodWrapperType)
 CLOCKS = {"time", "datetime", "secrets", "uuid", "decimal", "sys", "gc", "importlib", "posix", "posixpath"}
 THREADS = {"threading", "_thread", "concurrent", "multiprocessing", "asyncio", "queue", "ctypes", "subprocess"}
 
@@ -68,7 +70,7 @@ def _codes(module: nn.Module, *, called: bool = False) -> dict[CodeType, dict[st
 
     called: of methods those alone that `forward`, a hook or another one that they call names, and none of torch's own.
     """
-    methods = _methods(module) if called else []
+    methods = [(name, f) for name, f in _methods(module) if not _is_entry(name)] if called else []
     waiting = [(f.__code__, f.__globals__) for f in _functions(module, called=called)]
     codes: dict[CodeType, dict[str, Any]] = {}
     while waiting:
@@ -76,21 +78,31 @@ def _codes(module: nn.Module, *, called: bool = False) -> dict[CodeType, dict[st
         if code not in codes:
             codes[code] = names
             values = _values(code, names)
-            named = [inspect.unwrap(v) for v in values if isinstance(v, FunctionType | _lru_cache_wrapper)]
-            named += _closed([f for name, f in methods if name in code.co_names])
-            objects = (v for v in values if not issubclass(v if isinstance(v, type) else type(v), nn.Module))
+            named = [f for name, f in methods if name in code.co_names]
+            objects = (v for v in values if not (isinstance(v, type) and issubclass(v, nn.Module)))
             plain = (pair for cls in _classes(*objects) if _is_own(cls) for pair in _plain(cls))
-            named += [f for name, f in plain if name in code.co_names or name[:2] == "__"]
+            named += [f for name, f in plain if name in ("forward", *code.co_names) or name[:2] == "__"]
             waiting += [(const, names) for const in code.co_consts if isinstance(const, CodeType)]
-            found = ((f.__code__, f.__globals__) for f in named if isinstance(f, FunctionType))
-            waiting += [pair for pair in found if not (called and pair[1].get("__name__", "").startswith("torch."))]
+            functions = (f for f in (*values, *_held(named)) if isinstance(f, FunctionType))
+            found = ((f.__code__, f.__globals__) for f in functions)
+            waiting += [pair for pair in found if not (called and pair[1].get("__name__", "").split(".")[0] in KNOWN)]
     return codes
 
 
 def _values(code: CodeType, names: Mapping[str, Any]) -> list[Any]:
-    """List what code names, in the user's modules that it names too."""
+    """List what code names, in the user's modules that it names too, and what that holds."""
     spaces = [names, *(vars(module) for module in _modules(code, names) if _is_own(module))]
-    return [space[name] for space in spaces for name in code.co_names if name in space]
+    return _held(space[name] for space in spaces for name in code.co_names if name in space)
+
+
+def _held(values: Iterable[Any]) -> list[Any]:
+    """List values and what they hold, those that compare by value apart: as deep, and as many, as is looked into."""
+    reached, found = dict[int, Any](), [*values]
+    for _ in range(DEPTH):
+        new = {id(v): v for v in found[:MANY] if not isinstance(v, (*batches.PLAIN, Tensor)) and id(v) not in reached}
+        reached |= new
+        found = [inner for value in new.values() for inner in _inside(value) or ()]
+    return [*reached.values()]
 
 
 def _modules(code: CodeType, names: Mapping[str, Any]) -> list[ModuleType]:
@@ -104,30 +116,33 @@ def _modules(code: CodeType, names: Mapping[str, Any]) -> list[ModuleType]:
 
 def _methods(module: nn.Module) -> list[tuple[str, FunctionType]]:
     """List the functions of a module's class and of the classes of objects it holds, properties too, by name."""
-    owners = [module, *(v for v in vars(module).values() if not isinstance(v, Tensor | nn.Module))]
+    inherited = (value for cls in _classes(module) for value in vars(cls).values())  # properties of the user's kinds
+    owners = [module, *(v for v in _held((*attributes_of(module), *inherited)) if not isinstance(v, nn.Module))]
     return [pair for cls in _classes(*owners) for pair in _plain(cls)]
+
+
+def attributes_of(module: nn.Module) -> list[Any]:
+    """List what a module holds beside its parameters, buffers and children."""
+    return [value for name, value in vars(module).items() if name not in MODULE]
 
 
 def _plain(cls: type) -> list[tuple[str, FunctionType]]:
     """List the functions of a class, properties too, by name."""
-    held = ((n, getattr(value, "fget", None) or getattr(value, "__func__", value)) for n, value in vars(cls).items())
+    kinds = ("fget", "__func__", "func")  # of properties and methods, and of those that functools makes
+    held = ((n, next((getattr(v, kind) for kind in kinds if hasattr(v, kind)), v)) for n, v in vars(cls).items())
     return [(name, f) for name, f in held if isinstance(f, FunctionType)]
+
+
+def _is_entry(name: str) -> bool:
+    """Tell methods that a pass begins with, or that Python calls, from those that code must name."""
+    return name == "forward" or (name[:2] == "__" and name not in MAKING)
 
 
 def _functions(module: nn.Module, *, called: bool = False) -> list[FunctionType]:
     """List a module's methods (called: its entries), functions it holds, its hooks, and what these close over."""
-    held = [*vars(module).values(), *hooks_of(module)]
-    bare = (getattr(f, "__func__", getattr(f, "func", f)) for f in held)  # of methods and partials
-    own = (f for f in bare if isinstance(f, FunctionType) and f.__module__ != Survey.__module__)
-    return _closed([*(f for name, f in _methods(module) if not called or name in ENTRIES), *own])
-
-
-def _closed(functions: list[FunctionType]) -> list[FunctionType]:
-    """Add the functions that functions close over, what they wrap say."""
-    for function in functions:  # grows on the way
-        inner = (cell.cell_contents for cell in function.__closure__ or () if cell != CellType())
-        functions += [f for f in inner if isinstance(f, FunctionType) and f not in functions]
-    return functions
+    methods = (f for name, f in _methods(module) if not called or _is_entry(name))
+    held = _held((*methods, *attributes_of(module), *hooks_of(module)))
+    return [f for f in held if isinstance(f, FunctionType) and f.__module__ != Survey.__module__]
 
 
 def _classes(*owners: Any) -> set[type]:
@@ -145,23 +160,23 @@ class Settings:
         children = [*network.module.modules(), ending]
         codes = [pair for child in children for pair in _codes(child, called=True).items()]
         spaces: list[tuple[Any, Any, Iterable[str]]] = [(cls, vars(cls), vars(cls)) for cls in _classes(*children)]
+        functions = {id(f): f for child in children for f in _functions(child)}
         for code, names in codes:
             values = _values(code, names)
+            functions |= {id(v): v for v in values if isinstance(v, FunctionType) and _is_own(v)}
             owners = [*_modules(code, names), *_classes(*values), *(v for v in values if isinstance(v, FunctionType))]
             spaces.append((names, names, code.co_names))
             spaces += [(o, vars(o), vars(o) if _is_own(o) else code.co_names) for o in owners]  # by any name made up
         there = ((id(owner), space, n) for owner, space, named in spaces for n in named if n in space)
         present = {(owner, n): (partial(space.get, n), n, space[n]) for owner, space, n in there if n[:2] != "__"}
         self.spaces = [*{id(owner): space for owner, space, _ in spaces}.values()]
-        self.sizes, called = [*map(len, self.spaces)], {name for code, _ in codes for name in code.co_names}
+        called = {name for code, _ in codes for name in code.co_names}
         reads = called | {name for code, _ in codes for name in code.co_consts if isinstance(name, str)}
-        functions = list({id(f): f for child in children for f in _functions(child)}.values())
-        cells = [cell for f in functions for cell in f.__closure__ or () if cell != CellType()]
-        given = [v for f in functions for v in (*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values())]
+        cells = [cell for f in functions.values() for cell in f.__closure__ or () if cell != CellType()]
+        given = [v for f in functions.values() for v in (*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values())]
         known: list[tuple[Callable[[], Any], str, Any]]
         known = [(partial(getattr, cell, "cell_contents"), "a closure", cell.cell_contents) for cell in cells]
-        mutable = [v for v in given if not isinstance(v, (*NAMED, tuple, frozenset)) and _inside(v) is not None]
-        known += [(partial((value,).__getitem__, 0), "a default", value) for value in mutable]
+        known += [(partial((value,).__getitem__, 0), "a default", value) for value in given if _compares(value)]
         known += [(partial(getattr, os, "environ"), "getenv", os.environ)] * ("getenv" in called)
         known.append((partial(getattr, self, "output"), "output", self.output))
         held = [(m.__name__, m) for code, names in codes for m in _modules(code, names)]
@@ -171,14 +186,15 @@ class Settings:
         known += present.values()
         self.by_value = [get for get, _, value in known if _compares(value)]
         self.by_id = [(get, value) for get, _, value in known if not _compares(value)]  # alive: none else has their ids
+        self.sizes, self.values = self.now()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # a copy finds them again
 
-    def now(self) -> Any:
-        """Return them as a value that compares and hashes."""
+    def now(self) -> tuple[list[int], Any]:
+        """Return how many names there are, and what these hold as a value that compares and hashes."""
         ids = tuple([id(get()) for get, _ in self.by_id])
-        return ids, tuple([identify(get()) for get in self.by_value]), global_hooks()
+        return [*map(len, self.spaces)], (ids, tuple([identify(get()) for get in self.by_value]), global_hooks())
 
 
 def _is_own(owner: Any) -> bool:
@@ -192,7 +208,7 @@ def settings_of(network: Network) -> Settings:
     """Return where the settings of a network are."""
     kept: Settings | None = network.settings  # there: what code closes over may lead to the network
     same = kept is not None and kept.module is network.module and kept.output is network.output
-    if kept is None or not same or [*map(len, kept.spaces)] != kept.sizes:  # a name has come or gone
+    if kept is None or not same or kept.now() != (kept.sizes, kept.values):  # may lead elsewhere
         kept = network.settings = Settings(network)
     return kept
 
@@ -200,19 +216,22 @@ def settings_of(network: Network) -> Settings:
 def identify(value: Any, depth: int = DEPTH) -> Any:
     """Return a value that compares and hashes: plain ones and what objects hold by value, functions by what they are.
 
-    Of tensors, modules and the libraries' objects nothing is told: a trace sees what is done with them.
+    Of tensors nothing is told: a trace sees what is done with them.
     """
     if isinstance(value, batches.PLAIN):
         return type(value), repr(value)
     inside = _inside(value) if depth else None
-    name = value if isinstance(value, NAMED) else type(value)  # itself: an id may be another's later
+    name = value if isinstance(value, (*NAMED, nn.Module)) else type(value)  # itself: an id may be another's later
     if inside is None:
         return name
     return name, *(map(id, inside) if len(inside) > MANY else (identify(inner, depth - 1) for inner in inside))
 
 
 def _inside(value: Any) -> list[Any] | None:
-    """List what a container holds, a context variable, a small array or an object of the user's; None of others."""
+    """List what a container holds, a bound method, a context variable, an array or an object; None of others.
+
+    Of a module and of a library's object these are its plain values and functions alone.
+    """
     if isinstance(value, Mapping):
         return [*value, *value.values()]
     if isinstance(value, list | tuple | set | frozenset | deque):
@@ -225,40 +244,45 @@ def _inside(value: Any) -> list[Any] | None:
         return sorted(gc.get_referents(value), key=id)
     if isinstance(value, partial):
         return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, BOUND) and not isinstance(value.__self__, ModuleType | type | None):
+        return [getattr(value, "__func__", None), value.__self__]
     if isinstance(value, bytearray | array | memoryview):
-        return [value.tobytes().hex() if isinstance(value, array | memoryview) else value.hex()]
+        return [zlib.crc32(bytes(value))]
     if hasattr(type(value), "__array__") and not isinstance(value, Tensor):  # an array or a table
-        return [*np.asarray(value).flat[: MANY + 1].tolist()]
-    bare = type(value).__module__ in ("types", "argparse")  # Python's, whose objects hold what a user put there
-    is_own = bare or isinstance(value, FunctionType) or not is_library(type(value))  # type: ignore[arg-type]
-    if isinstance(value, Tensor | nn.Module | type) or not is_own:
+        numbers = np.asarray(value)
+        return [*numbers.flat[: MANY + 1].tolist()] if numbers.dtype == object else [zlib.crc32(numbers.tobytes())]
+    if isinstance(value, Tensor | type | ModuleType):
         return None
     slots = (n for cls in type(value).__mro__ for n in getattr(cls, "__slots__", ()) if hasattr(value, n))
     held = [*(getattr(value, n) for n in slots), *getattr(value, "__dict__", {}).values()]
-    return held if held or (hasattr(value, "__dict__") and not isinstance(value, FunctionType)) else None
+    cells = [cell for cell in value.__closure__ or () if cell != CellType()] if isinstance(value, FunctionType) else []
+    held += [cell.cell_contents for cell in cells if isinstance(cell.cell_contents, FunctionType)]
+    kind = type(value)  # of Python's some hold what a user put there
+    is_own = kind.__module__ in ("types", "argparse", "collections") or not is_library(kind)  # type: ignore[arg-type]
+    is_own = isinstance(value, FunctionType) or (is_own and not isinstance(value, nn.Module))
+    held = held if is_own else [inner for inner in held if isinstance(inner, (*batches.PLAIN, FunctionType))]
+    return held if held or (is_own and hasattr(value, "__dict__") and not isinstance(value, FunctionType)) else None
 
 
 def _compares(value: Any) -> bool:
     return isinstance(value, batches.PLAIN) or _inside(value) is not None
 
 
-def _changes(value: Any) -> bool:
-    """Tell what gives something else each time it is asked: clocks, threads, generators of numbers, iterators."""
-    home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", type(value).__module__)
-    if isinstance(value, NAMED):
-        return str(home).split(".")[0] in THREADS | CLOCKS
-    if isinstance(value, Iterator) or _is_deep(value):
+def _changes(value: Any, depth: int = DEPTH) -> bool:
+    """Tell what may give something else each time it is asked: clocks, threads, generators of numbers, iterators.
+
+    Also what holds such, and what holds others deeper, or more of them, than is looked at.
+    """
+    home = str(getattr(value, "__name__" if isinstance(value, ModuleType) else "__module__", type(value).__module__))
+    if isinstance(value, Iterator) or home.split(".")[0] in THREADS:
         return True
-    return str(home).split(".")[0] in THREADS or str(home).startswith(("random", "numpy.random"))
-
-
-def _is_deep(value: Any, depth: int = DEPTH) -> bool:
-    """Tell whether a container holds others deeper, or more of them, than is looked at."""
-    inside = None if isinstance(value, (*batches.PLAIN, *NAMED)) else _inside(value)
+    if home.split(".")[0] in CLOCKS if isinstance(value, NAMED) else home.startswith(("random", "numpy.random")):
+        return True
+    inside = None if isinstance(value, batches.PLAIN) else _inside(value)
     if inside is None or (depth and not inside):
         return False
     few = inside[: MANY + 1] if len(inside) > MANY else inside
-    return not depth or any(_is_deep(inner, depth - 1 if len(inside) <= MANY else 0) for inner in few)
+    return not depth or any(_changes(inner, depth - 1 if len(inside) <= MANY else 0) for inner in few)
 
 
 def choose(layers: Layers, names: Sequence[str], module: nn.Module) -> list[str]:

@@ -216,7 +216,7 @@ class MCBN(Generic[P]):
             return_samples: keep the raw outputs as `pred.samples`, (T, N, ...).
             covariance: regression: the full covariance over outputs as `pred.covariance`, (N, D, D).
             tolerance: stop drawing once the standard error of every mean or probability is below this; `pred.n_samples`
-                says how many draws it took.
+                says how many draws it took, of batches the fewest.
             mean: "drawn", the average over the draws; "plain", the network's own, with the spread of the draws about
                 it: the better choice where `evaluate` or `check` says so.
             watch: judge each input by it as well, `pred.novelty`: is it like anything in the watch's reference?

@@ -1,8 +1,6 @@
 """mcbn on a Ray cluster: `predict` of many files by actors, and `fit` as tasks that draw shares; extra `mcbn[ray]`.
 
-Ray is imported where it is needed and connected to within a time limit. Actors hold the network and its posterior and
-work on parts of the input. The rows of a `ray.data.Dataset` become files first: batches depend on their order alone,
-and a job can be resumed.
+Ray is imported where it is needed and connected to within a time limit. What runs where stands in docs/scale.md.
 """
 
 import importlib

@@ -1,8 +1,6 @@
 """Work over fixed memory captured as a CUDA graph: replaying it costs one launch instead of hundreds.
 
-A graph repeats what was captured, at the same addresses. So whoever captures keeps inputs and results where they are,
-and what the runs before the capture changed is put back. While one thread captures, others may compute and take memory;
-but torch refuses them random numbers of that GPU ("Offset increment outside graph capture").
+What a graph asks of whoever captures it stands in `graph.md`.
 """
 
 import gc

@@ -7,9 +7,8 @@ gives the gradients of all inputs. With g = df/dy, summed over the positions of 
     df/dshift = sum g,    df/dscale = sum g h,    slope = dscale/dsigma = -gamma sigma (sigma^2 + eps)^-3/2,
     df/dmu = -scale df/dshift,    df/dsigma = slope (df/dscale - mu df/dshift).
 
-g comes from autograd, through the network's own code, or from a program that holds both directions (`_Reversal`): rules
-are there for what multilayer perceptrons with one output are made of, where autograd itself costs most (two layers of
-50 units, one input: 480 and 54 us). `mcbn.export` takes the same derivatives (`Point`) of its own graph.
+g comes from autograd, or from a program of both directions (`_Reversal`) for multilayer perceptrons with one output:
+480 and 54 us for two layers of 50 units and one input. `mcbn.export` takes the derivatives (`Point`) of its own graph.
 """
 
 import math
@@ -75,7 +74,7 @@ class Differentiator:
 
     def __call__(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """Return outputs (N, ...) and Jacobian (N, D, S); S runs over mean, then std, of every call."""
-        key = batches.key_of(inputs), settings_of(self.network).now()
+        key = batches.key_of(inputs), settings_of(self.network).values
         with self._lock:
             method = self.methods.get(key, self.plain) or self.fastest(inputs)  # the fastest for what was seen before
             keep(self.methods, key, method if key in self.methods else None, constants.PLANS_KEPT)

@@ -1,9 +1,7 @@
 """How draws run for inputs of one shape: a program, how many draws go through it in one pass, and in what layout.
 
-A `Program` is what a trace gives: a part that no draw changes, run once, and a part that runs for every draw. For few
-inputs several draws go in one pass (stacked, or by `torch.vmap` over their scales and shifts), for many one, batch norm
-folded into the weights. `plans_for` lists the plans for a program, the fastest first. The engine (`mcbn.engine.run`)
-keeps the first that agrees with a replay, and runs the network's `OwnCode` where none does, or gradients are wanted.
+A `Program` is what a trace gives. For few inputs several draws go in one pass (stacked, or by `torch.vmap` over their
+scales and shifts), for many one, batch norm folded into the weights. `plans_for` lists the plans, the fastest first.
 """
 
 import math

@@ -1,9 +1,8 @@
 """Training batches through the network, batch norm as in training: the statistics of every draw.
 
 The first batches run through the network's own code. A program traced on them that repeated their statistics takes
-the rest; where one batch is little work, a group of them goes in one pass (`torch.vmap`). Groups are of fixed size and
-start at multiples of it, the last one filled up, so draw t has the same bits whatever T is. Draws 0 and 1 decide how
-the rest run, so whoever takes a share of the draws runs them too: draw t then has the same bits in every share.
+the rest; where one batch is little work, a group of them goes in one pass (`torch.vmap`). Why draw t has the same bits
+whatever T is, and in every share of the draws, stands in `graph.md`.
 """
 
 import ctypes

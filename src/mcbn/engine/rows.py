@@ -1,11 +1,6 @@
 """Do inputs influence each other? Found out operator by operator, whatever the values of the inputs.
 
-A pass of a few inputs is watched at the dispatcher. Of every value it is known along which axis the inputs lie
-(`Place`). Each operator runs twice more on made-up operands: as they are, and with the inputs in reverse and half of
-them replaced. An operator that treats inputs one by one gives the others the same results, in reverse, along some axis;
-where there is no such axis it mixes them, and so does all that reads its result. If the output has one row an input,
-each is a function of that input alone. That it is the same function for more inputs is seen by comparing the operators
-and their settings. So one look at the structure holds for all values: no operator is trusted, and none is unknown.
+One look at the structure of a pass holds for all values; why stands in `graph.md`.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,10 +1,6 @@
 """Draws through the network: f_omega(x) for the statistics omega of every draw, by the plan that is fastest.
 
-A plan costs as much as some draws to prepare. The first draws of a shape run by the network's own code, and a plan is
-prepared once it pays (`constants.DRAWS_BEFORE_PLAN`): who predicts once does not lose by it. It is used if it agrees
-with the network's own code (`mcbn.engine.agree`), and compared again on the inputs of its 2nd, 4th, 8th, ... call, and
-on those larger than any it was compared on. Where it fails, the call goes on by the network's own code, and so do all
-that follow.
+When a plan is prepared and compared again stands in docs/networks.md: who predicts once does not lose by it.
 """
 
 import math
@@ -202,7 +198,7 @@ class Engine:
 
     def _key(self, inputs: Any, *others: Any) -> Any:
         """Identify all that a trace depends on, and what else is given."""
-        return batches.key_of(inputs), settings_of(self.network).now(), *others
+        return batches.key_of(inputs), settings_of(self.network).values, *others
 
     def _find_plan(self, inputs: Any, chunk_size: int | None) -> Plan | OwnCode:
         """Trace the network and keep the first plan that agrees with its own code."""
@@ -353,7 +349,8 @@ def _gathered(chunks: Iterator[Tensor]) -> Iterator[Tensor]:
 
 def _largest(inputs: Any) -> float:
     """Return the largest absolute value of the inputs."""
-    tensors = (t.detach() if t.is_floating_point() else t.float() for t in batches.tensors_of(inputs) if t.numel())
+    tensors = (t.detach() for t in batches.tensors_of(inputs) if t.numel())
+    tensors = (t.float() if torch.can_cast(t.dtype, torch.int64) else t for t in tensors)  # of bool and whole numbers
     return max((float(torch.linalg.vector_norm(t, torch.inf)) for t in tensors), default=0.0)
 
 

@@ -1,12 +1,6 @@
 """One forward pass written down as an `fx` graph, for inputs of one shape: every operation in the order it ran.
 
-Why an own tracer. A pass under a mode sees each operation with its operands, so values, aliases and changes in place
-can be noted as they happen (`mcbn.engine.graph`), and what the mode cannot see is refused instead of frozen in: the
-dispatcher shows every operator, whoever calls it, and only those whose schema says that they are functions of their
-operands are written down. What is computed out of sight shows itself in a second pass, on other values.
-`torch.fx.symbolic_trace` has no values to look at; `make_fx` and `torch.export` take operations apart into smaller
-ones and prove far more than is needed. A ResNet-32 takes 0.04 s here (warm, both passes), 0.73 by `make_fx`, 6.8 by
-`torch.export`; a program must pay for itself within one call of `predict`.
+An own one: a ResNet-32 takes 0.04 s here (warm), 0.73 by `make_fx`, 6.8 by `torch.export`; `graph.md` says more.
 """
 
 import operator
@@ -16,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
@@ -25,13 +20,14 @@ from mcbn import batches
 from mcbn.batch_norm import BATCH_NORMS, BatchNormCall, BatchNormMode, Record, Replay, train_batch_norm
 from mcbn.engine.graph import KEY, UNKNOWN, Facts, as_code, facts, matters, reached
 from mcbn.errors import MCBNError
-from mcbn.layers import identify, settings_of
+from mcbn.layers import attributes_of, identify, settings_of
 from mcbn.network import Network
 from mcbn.private_torch import Dispatched, gives_tensors, storage_of, written_by
 from mcbn.randomness import get_state
 
 METADATA = (int, float, bool, str, torch.Size, torch.dtype, torch.device, torch.layout, type(None), tuple, list)
-CONSTANTS = (int, float, bool, str, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
+KINDS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+CONSTANTS = (int, float, complex, str, type(None), type(...), *KINDS)
 # What a tensor says of its memory without an operator: the dispatcher does not see it
 BY_MEMORY = {"tolist", "__repr__", "__str__", "data_ptr", "_version", "__reduce_ex__", "storage_type", "__set__"}
 BY_MEMORY |= {"as_strided", "as_strided_", "as_strided_scatter", "resize_", "resize_as_", "set_", "tensor_split"}
@@ -40,7 +36,6 @@ NAMESPACES = ("aten", "prims", "mcbn")  # whose operators' schemas say all that 
 INDEX, MASKS = torch.ops.aten.index.Tensor, (torch.bool, torch.uint8)
 SIZED_BY_VALUES = ("aten::_pack_padded_sequence",)  # beside those that torch tags
 BY_VALUES, RANDOM = "gives a size that depends on values", "draws random numbers"
-MODULE = vars(nn.Module()).keys() - {"training"}
 OFF = {"dropout": 0, "dropout_p": 0, "p": 0, "train": False, "training": False}  # no random numbers are drawn then
 # Tensor.__pow__ calls itself torch._tensor.pow, where the code that fx writes does not find it
 NAMED: dict[Any, Callable[..., Any]] = {torch.Tensor.__pow__: operator.pow, torch.Tensor.__ipow__: operator.ipow}
@@ -213,6 +208,7 @@ class Tracer(BatchNormMode):
         """Put nodes in the place of the tensors of a nest."""
 
         def argument(value: Any) -> Any:
+            value = value.item() if isinstance(value, np.generic) else value
             if not isinstance(value, (Tensor, *CONSTANTS)):
                 self._refuse(f"an argument is {type(value).__name__}")
             return self._node(value) if isinstance(value, Tensor) else value
@@ -310,15 +306,10 @@ def other_values(inputs: Any) -> Any:
     return batches.map_tensors(other, inputs)
 
 
-def attributes_of(module: nn.Module) -> list[Any]:
-    """List what a module holds beside its parameters, buffers and children."""
-    return [value for name, value in vars(module).items() if name not in MODULE]
-
-
 def state_of(network: Network) -> list[Any]:
     """List what modules, and objects they hold, keep as attributes, tensors apart, and what they read elsewhere."""
     held = [identify(value) for child in network.module.modules() for value in attributes_of(child)]
-    return [*held, settings_of(network).now()]
+    return [*held, settings_of(network).values]
 
 
 def batch_norm(x: Tensor, name: str) -> Tensor:

@@ -1,9 +1,6 @@
 """Prediction of many files, on one machine here and on a cluster in `mcbn.ray`: parts, resumable, every row once.
 
-The input is cut into parts, parts into batches, by the place of a row in its file, never by who works on it or when.
-Rounding depends on the batch, so the output is the same bit for bit whatever the number of workers, and that of
-`mcbn predict` on the file alone. `job.json` says what results depend on; each part is one parquet file, there whole or
-not at all; `manifest.json` appears when all are done; `bad_files.jsonl` names what was left out, with the reason.
+Why the bits do not depend on the number of workers, and what each file of a job holds, stands in docs/scale.md.
 """
 
 import json

@@ -1,10 +1,6 @@
 """CUDA kernels, imported on a GPU alone: compiled by PyTorch for their sizes when they are first needed, and kept.
 
-narrow.cu: narrow convolutions of many draws, with batch norm, shortcut and rectifier; in TF32, as PyTorch's are.
-halved.cu: the largest of 2 x 2 pixels, without where each was.
-scaled.cu: batch norm of every draw, shortcut and rectifier behind any other convolution, in half precision too.
-probabilities.cu: moments and divergences of class probabilities of many places, the pixels of a segmentation say.
-Why they pay stands in each of them; benchmarks/README.md has times.
+What they do and why they pay stands in each of the .cu files; benchmarks/README.md has times.
 """
 
 import os
