@@ -2,6 +2,7 @@
 
 import json
 import math
+import resource
 import warnings
 from contextlib import suppress
 from dataclasses import replace
@@ -30,6 +31,20 @@ def test_loaded_posterior_predicts_the_same(kind: str, tmp_path: Path) -> None:
     assert again.posterior.layers == bayes.posterior.layers
     assert (again.predict(x).epistemic > 0).any()
     assert [p.name for p in tmp_path.iterdir()] == ["net.mcbn"]
+
+
+def test_a_full_disk_is_told_as_python_does_and_the_old_file_stays(tmp_path: Path) -> None:
+    path, limits = tmp_path / "net.mcbn", resource.getrlimit(resource.RLIMIT_FSIZE)
+    write_tensors(path, {"x": torch.ones(10)}, {})
+    before = path.read_bytes()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="large"):
+            write_tensors(path, {"x": torch.ones(10_000)}, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("kind", ["1d", "residual", "called-twice"])

@@ -35,11 +35,11 @@ B = TypeVar("B", bound=Any)  # an MCBN
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write tensors by name, and text, with checksums, as one safetensors file, whole or not at all."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     with replacing(Path(path)) as temporary:
         plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-        save_file(plain, temporary, {**metadata, CHECKSUMS: json.dumps(checksums(plain, metadata))})
+        temporary.write_bytes(save(plain, {**metadata, CHECKSUMS: json.dumps(checksums(plain, metadata))}))
 
 
 def checksums(tensors: Mapping[str, Tensor], text: Mapping[str, str]) -> dict[str, str]:
