@@ -68,6 +68,14 @@ def test_single_draw_has_zero_epistemic_variance(fitted: tuple[mcbn.MCBN, Tensor
     assert pred.standard_error.isnan().all()
 
 
+def test_what_is_no_posterior_and_draws_that_are_not_there_are_refused(fitted: tuple[mcbn.MCBN, Tensor]) -> None:
+    bayes, _ = fitted
+    with pytest.raises(mcbn.MCBNError, match=r"give a Posterior.*got NoneType"):
+        bayes.posterior = None  # type: ignore[assignment]
+    with pytest.raises(mcbn.MCBNError, match=r"draws \[99\] are not among"):
+        bayes.posterior.select([0, 99])
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_batch_of_the_whole_set_has_zero_variance_and_warns(task: str) -> None:
     model, x = make("1d")

@@ -467,6 +467,8 @@ class MCBN(Generic[P]):
     def posterior(self, value: Posterior) -> None:
         if self._engine is None:
             raise MCBNError(NOT_FITTED)
+        if not isinstance(value, Posterior):
+            raise MCBNError(f"give a Posterior, such as that of another MCBN; got {type(value).__name__}")
         channels = self._engine.posterior.channels, value.require_valid("the posterior").channels
         if channels[0] != channels[1]:
             raise MCBNError(f"the posterior has layers (channels) {channels[1]}, this network {channels[0]}")

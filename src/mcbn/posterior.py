@@ -92,6 +92,8 @@ class Posterior:
     def select(self, numbers: Sequence[int]) -> "Posterior":
         """Take the draws with these t, each of which is among the draws here."""
         row_of = {t: row for row, t in enumerate(self._numbers())}
+        if lacking := [t for t in numbers if t not in row_of]:
+            raise MCBNError(f"draws {lacking[:8]} are not among these {self.n_samples}: {list(row_of)[:8]}, ...")
         chosen = self.rows([row_of[t] for t in numbers])
         return replace(self, mean=chosen.mean, var=chosen.var, numbers=tuple(numbers))
 

@@ -28,8 +28,7 @@ launch = partial(kernels.launch, package="mcbn_study.regression")
 def fits(family: Family, batch_size: int, hidden: int) -> bool:
     """Tell whether a block of threads can hold such a network; there must be a GPU to ask for."""
     if not kernels.available():
-        needed = "a GPU, CUDA's compiler and PyTorch 2.8 or later"
-        raise MCBNError(f"fused steps are a CUDA kernel, which needs {needed}; run without --fused")
+        raise MCBNError("a CUDA kernel needs a GPU, CUDA's compiler and PyTorch 2.8 or later; run without --fused")
     return hidden in (50, 100) and batch_size in [2**i for i in range(3, 11 if family == "bn" else 6)]
 
 
