@@ -20,6 +20,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -966,3 +969,63 @@ def test_the_range_of_complex_inputs_is_that_of_both_parts() -> None:
     check_equal(bayes.sample(x), by_loop(bayes, x), 1e-9)  # without a warning of torch
     (history,) = bayes.engine._histories.values()
     assert history.largest == float(x.abs().max())
+
+
+READ: dict[str, Callable[[Any], Any]] = {  # a number that code makes of a value, of a kind that compares by value
+    "complex": lambda v: v.imag,
+    "bytes": lambda v: float(v[0]),
+    "decimal": lambda v: float(v),
+    "range": lambda v: float(len(v)),
+    "slice": lambda v: float(v.stop),
+    "seconds": lambda v: v.total_seconds(),
+    "dtype": lambda v: 1.0 if v is torch.float32 else 2.0,
+    "device": lambda v: 1.0 if v.type == "cpu" else 2.0,
+    "layout": lambda v: 1.0 if v is torch.strided else 2.0,
+}
+VALUES: dict[str, tuple[Any, Any]] = {
+    "complex": (1j, 2j),
+    "bytes": (b"\1", b"\2"),
+    "decimal": (Decimal(1), Decimal(2)),
+    "range": (range(1), range(2)),
+    "slice": (slice(1), slice(2)),
+    "seconds": (timedelta(seconds=1), timedelta(seconds=2)),
+    "dtype": (torch.float32, torch.float64),
+    "device": (torch.device("cpu"), torch.device("meta")),
+    "layout": (torch.strided, torch.sparse_coo),
+}
+SETTINGS = {"deeper": {"value": None}}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_a_plan_ends_where_a_value_in_a_table_changes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = READ[kind]
+    monkeypatch.setitem(SETTINGS["deeper"], "value", VALUES[kind][0])
+    bayes, q = fitted(Outside(lambda net, x: x * read(SETTINGS["deeper"]["value"]))), data(7)
+    for _ in range(4):
+        check_equal(bayes.sample(q), by_loop(bayes, q), 1e-9)
+    assert "own code" not in bayes.explain(q)
+    monkeypatch.setitem(SETTINGS["deeper"], "value", VALUES[kind][1])
+    check_equal(bayes.sample(q), by_loop(bayes, q), 1e-9)
+
+
+class Registered(Outside):
+    """Making a class of it runs code that its passes do not; it holds a member of an enumeration."""
+
+    layout = Enum("Layout", ["NCHW"])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind = self.layout.NCHW
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.made = time.time()
+
+    def forward(self, x: Any) -> Tensor:
+        return super().forward(x) * (1 if self.kind is self.layout.NCHW else 2)
+
+
+def test_what_makes_a_class_and_members_of_an_enumeration_keep_nobody_from_a_plan() -> None:
+    bayes, q = fitted(type("Made", (Registered,), {})()), data(7)
+    assert "own code" not in bayes.explain(q)
+    check_equal(bayes.sample(q), by_loop(bayes, q), 1e-9)

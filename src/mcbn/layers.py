@@ -32,12 +32,13 @@ DEPTH = 3  # of containers in containers that are looked into
 MANY = 1000  # entries of a setting: of longer ones which objects they are, not what each holds
 MODULE = vars(nn.Module()).keys() - {"training"}
 CONTROL = {"cond", "while_loop", "scan"}  # of torch.compile's kind: no mode may watch its operators
+CLASSES = {"__init_subclass__", "__set_name__", "__class_getitem__"}  # run where a class is made
 MAKING = {"__init__", "__new__", "__repr__", "__str__", "__getstate__", "__setstate__", "__reduce__", "__deepcopy__"}
 # Names of functions that get past all that watches
 UNSEEN = {"globals", "exec", "eval", "__import__", "to_dlpack", "_to_dlpack", "get_num_threads", "initial_seed"}
 UNSEEN |= {"is_anomaly_enabled", "get_printoptions", "PRINT_OPTS"}
 UNSEEN |= {"open", "read_text", "read_bytes", "loadtxt", "load", "fromfile", "exists", "is_file", "set_default_dtype"}
-KNOWN = ("torch", "builtins", "collections", "functools", "typing", "dataclasses")  # whose code is known
+KNOWN = ("torch", "builtins", "collections", "functools", "typing", "dataclasses", "enum", "abc")  # whose code is known
 NAMED = (FunctionType, BuiltinFunctionType, ModuleType, type)
 BOUND = (MethodType, BuiltinFunctionType, MethodWrapperType)
 CLOCKS = {"time", "datetime", "secrets", "uuid", "decimal", "sys", "gc", "importlib", "posix", "posixpath"}
@@ -81,7 +82,7 @@ def _codes(module: nn.Module, *, called: bool = False) -> dict[CodeType, dict[st
             named = [f for name, f in methods if name in code.co_names]
             objects = (v for v in values if not (isinstance(v, type) and issubclass(v, nn.Module)))
             plain = (pair for cls in _classes(*objects) if _is_own(cls) for pair in _plain(cls))
-            named += [f for name, f in plain if name in ("forward", *code.co_names) or name[:2] == "__"]
+            named += [f for n, f in plain if n in ("forward", *code.co_names) or (n[:2] == "__" and n not in CLASSES)]
             waiting += [(const, names) for const in code.co_consts if isinstance(const, CodeType)]
             functions = (f for f in (*values, *_held(named)) if isinstance(f, FunctionType))
             found = ((f.__code__, f.__globals__) for f in functions)
@@ -135,7 +136,7 @@ def _plain(cls: type) -> list[tuple[str, FunctionType]]:
 
 def _is_entry(name: str) -> bool:
     """Tell methods that a pass begins with, or that Python calls, from those that code must name."""
-    return name == "forward" or (name[:2] == "__" and name not in MAKING)
+    return name == "forward" or (name[:2] == "__" and name not in MAKING | CLASSES)
 
 
 def _functions(module: nn.Module, *, called: bool = False) -> list[FunctionType]:
@@ -220,18 +221,18 @@ def identify(value: Any, depth: int = DEPTH) -> Any:
     """
     if isinstance(value, batches.PLAIN):
         return type(value), repr(value)
-    inside = _inside(value) if depth else None
-    name = value if isinstance(value, (*NAMED, nn.Module)) else type(value)  # itself: an id may be another's later
-    if inside is None:
+    kind, inside = type(value), _inside(value)
+    alike = getattr(kind, "__eq__", 0) is not object.__eq__ or kind.__module__ == "torch"  # by value, or one of a name
+    if inside is None and alike and not isinstance(value, (Tensor, *NAMED)):
+        return kind, repr(value)
+    name = value if isinstance(value, (*NAMED, nn.Module)) else kind  # itself: an id may be another's later
+    if inside is None or not depth:
         return name
     return name, *(map(id, inside) if len(inside) > MANY else (identify(inner, depth - 1) for inner in inside))
 
 
 def _inside(value: Any) -> list[Any] | None:
-    """List what a container holds, a bound method, a context variable, an array or an object; None of others.
-
-    Of a module and of a library's object these are its plain values and functions alone.
-    """
+    """List what a value holds, of a module or a library's object plain ones and functions alone; None if it cannot."""
     if isinstance(value, Mapping):
         return [*value, *value.values()]
     if isinstance(value, list | tuple | set | frozenset | deque):

@@ -26,8 +26,7 @@ from mcbn.private_torch import Dispatched, gives_tensors, storage_of, written_by
 from mcbn.randomness import get_state
 
 METADATA = (int, float, bool, str, torch.Size, torch.dtype, torch.device, torch.layout, type(None), tuple, list)
-KINDS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
-CONSTANTS = (int, float, complex, str, type(None), type(...), *KINDS)
+CONSTANTS = (*batches.PLAIN, complex, type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
 # What a tensor says of its memory without an operator: the dispatcher does not see it
 BY_MEMORY = {"tolist", "__repr__", "__str__", "data_ptr", "_version", "__reduce_ex__", "storage_type", "__set__"}
 BY_MEMORY |= {"as_strided", "as_strided_", "as_strided_scatter", "resize_", "resize_as_", "set_", "tensor_split"}
