@@ -993,18 +993,41 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "device": (torch.device("cpu"), torch.device("meta")),
     "layout": (torch.strided, torch.sparse_coo),
 }
-SETTINGS = {"deeper": {"value": None}}
+OPTIONS = {"deeper": {"value": None}}
 
 
 @pytest.mark.parametrize("kind", VALUES)
 def test_a_plan_ends_where_a_value_in_a_table_changes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     read = READ[kind]
-    monkeypatch.setitem(SETTINGS["deeper"], "value", VALUES[kind][0])
-    bayes, q = fitted(Outside(lambda net, x: x * read(SETTINGS["deeper"]["value"]))), data(7)
+    monkeypatch.setitem(OPTIONS["deeper"], "value", VALUES[kind][0])
+    bayes, q = fitted(Outside(lambda net, x: x * read(OPTIONS["deeper"]["value"]))), data(7)
     for _ in range(4):
         check_equal(bayes.sample(q), by_loop(bayes, q), 1e-9)
     assert "own code" not in bayes.explain(q)
-    monkeypatch.setitem(SETTINGS["deeper"], "value", VALUES[kind][1])
+    monkeypatch.setitem(OPTIONS["deeper"], "value", VALUES[kind][1])
+    check_equal(bayes.sample(q), by_loop(bayes, q), 1e-9)
+
+
+def reloaded(x: Tensor, gain: float = 1.0, *, shift: float = 0.0) -> Tensor:
+    return x * gain + shift
+
+
+def edited(x: Tensor, gain: float = 1.0, *, shift: float = 0.0) -> Tensor:
+    return x * gain - 3 + shift
+
+
+@pytest.mark.parametrize(
+    ("part", "value"), [("__code__", edited.__code__), ("__defaults__", (2.0,)), ("__kwdefaults__", {"shift": 1.0})]
+)
+def test_a_plan_ends_where_a_function_is_reloaded_in_place(
+    part: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As IPython's autoreload does."""
+    bayes, q = fitted(Outside(lambda net, x: reloaded(x))), data(7)
+    for _ in range(4):
+        check_equal(bayes.sample(q), by_loop(bayes, q), 1e-9)
+    assert "own code" not in bayes.explain(q)
+    monkeypatch.setattr(reloaded, part, value)
     check_equal(bayes.sample(q), by_loop(bayes, q), 1e-9)
 
 

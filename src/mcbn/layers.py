@@ -174,10 +174,10 @@ class Settings:
         called = {name for code, _ in codes for name in code.co_names}
         reads = called | {name for code, _ in codes for name in code.co_consts if isinstance(name, str)}
         cells = [cell for f in functions.values() for cell in f.__closure__ or () if cell != CellType()]
-        given = [v for f in functions.values() for v in (*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values())]
+        given = [(f, n) for f in functions.values() for n in ("__code__", "__defaults__", "__kwdefaults__")]  # reloaded
         known: list[tuple[Callable[[], Any], str, Any]]
         known = [(partial(getattr, cell, "cell_contents"), "a closure", cell.cell_contents) for cell in cells]
-        known += [(partial((value,).__getitem__, 0), "a default", value) for value in given if _compares(value)]
+        known += [(partial(getattr, f, n), "a default", getattr(f, n)) for f, n in given]
         known += [(partial(getattr, os, "environ"), "getenv", os.environ)] * ("getenv" in called)
         known.append((partial(getattr, self, "output"), "output", self.output))
         held = [(m.__name__, m) for code, names in codes for m in _modules(code, names)]
