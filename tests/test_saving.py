@@ -238,11 +238,12 @@ def test_failed_save_leaves_no_file_and_the_old_one(tmp_path: Path, monkeypatch:
     path, model, x = saved(tmp_path)
     before = path.read_bytes()
 
-    def broken(tensors: object, name: Path, metadata: object) -> None:
-        name.write_bytes(b"half")
+    def broken(path: Path, data: bytes) -> None:
+        with path.open("wb") as file:
+            file.write(data[:4])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("safetensors.torch.save_file", broken)
+    monkeypatch.setattr(Path, "write_bytes", broken)
     with pytest.raises(KeyboardInterrupt):
         mcbn.MCBN(model, "regression").fit(x, n_samples=2, batch_size=8).save(path)
     assert path.read_bytes() == before

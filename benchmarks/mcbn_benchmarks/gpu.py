@@ -29,10 +29,7 @@ DRAWS, CALLS, CHECKED = 32, 50, 8  # CHECKED: images of the first draw, at most,
 
 
 def constants(device: Device = "auto", only: Only = "", repeats: int = cases.MOST_REPEATS) -> Iterator[Record]:
-    """Time work at several values of each constant of the engine, in turns: what its value rests on.
-
-    --only takes parts of names, with commas between them; --repeats is how often each value has its turn, at most.
-    """
+    """Time work at several values of each constant, in turns; --only takes parts of names, with commas between them."""
     for name, (values, works) in TRIED[device].items():
         for work, network, n, T in works if any(part in name for part in only.split(",")) else ():
             case = replace(CASES[network], n=n, n_samples=T, recorded=None if work == "fit" else 4)

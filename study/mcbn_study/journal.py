@@ -64,7 +64,8 @@ class Journal:
     def _refresh(self) -> None:
         """Read again where another run has added to the file."""
         if (size := self.path.stat().st_size if self.path.exists() else 0) != self.size:
-            self.records, self.size = read(self.path), size
+            with held(self.folder, wait=True):  # or a line that is being written would look cut off
+                self.records, self.size = read(self.path), size
 
     def append(self, records: Iterable[Record]) -> None:
         """Add records as they are, each a whole line."""

@@ -114,12 +114,11 @@ class Playground(ThreadingHTTPServer):
 
     def __init__(self, port: int = 0) -> None:
         self.learners: dict[str, Learner] = {}
-        self.lock = threading.Lock()
+        self.lock, self.trained = threading.Lock(), list[threading.Thread]()  # the last one that ran torch
         try:
             super().__init__((HOST, port), Handler)
         except (OSError, OverflowError) as error:
-            told = f"cannot listen on {HOST}:{port} ({error}); choose another port, or 0 for a free one"
-            raise MCBNError(told) from error
+            raise MCBNError(f"cannot listen on {HOST}:{port} ({error}); choose another port, or 0 for any") from error
         self.address = f"http://{HOST}:{self.server_address[1]}/"  # of the page
         x, y = data.toy(40)
         points = [[round(value, 3) for value in pair] for pair in torch.stack([x[:, 0], y], 1).tolist()]
@@ -131,10 +130,13 @@ class Playground(ThreadingHTTPServer):
         """Close, wait for the call that trains, and let no other begin: inside torch, it would abort the process."""
         super().server_close()
         self.lock.acquire()  # for good
+        for thread in self.trained:
+            thread.join(5)  # while it sends its answer
 
     def answer(self, request: Any) -> dict[str, Any]:
         """Train the page's network a little on its points and return its bands."""
         with self.lock:
+            self.trained = [threading.current_thread()]
             return self._run(request)  # no tensor outlives the lock: see server_close
 
     def _run(self, request: Any) -> dict[str, Any]:
@@ -176,7 +178,6 @@ class Handler(BaseHTTPRequestHandler):
             except (MCBNError, ValueError) as error:
                 status, answer = HTTPStatus.BAD_REQUEST, {"error": str(error)}
             self._send(status, json.dumps(answer).encode(), "application/json")
-        return None
 
     def _is_for(self, path: str) -> bool:
         """Refuse other paths, and other names for this address: a page elsewhere could point its name at it."""
