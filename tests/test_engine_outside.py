@@ -310,18 +310,25 @@ UNNAMED: dict[str, tuple[Any, Callable[[float], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("how", UNNAMED)
-def test_a_setting_is_seen_that_is_named_nowhere_or_not_there_yet(how: str) -> None:
-    read, change = UNNAMED[how]
-    bayes, x = fitted(Outside(read)), data(7, seed=2)
+def check_followed(net: nn.Module, change: Callable[[float], object]) -> str:
+    """Change a setting after calls that compare; say how draws ran before."""
+    bayes, x = fitted(net), data(7, seed=2)
     for _ in range(4):  # the next calls are not compared
         bayes.sample(x)
+    how = bayes.explain(x)
     try:
         for value in (2.0, 3.0):
             change(value)
             check_equal(bayes.sample(x), by_loop(bayes, x), 1e-9)
     finally:
         change(1.0)
+    return how
+
+
+@pytest.mark.parametrize("how", UNNAMED)
+def test_a_setting_is_seen_that_is_named_nowhere_or_not_there_yet(how: str) -> None:
+    read, change = UNNAMED[how]
+    check_followed(Outside(read), change)
 
 
 class Scales:
@@ -834,16 +841,7 @@ BEHIND: dict[str, tuple[Any, Callable[[Any], Any]]] = {
 def test_a_setting_is_seen_behind_what_the_code_names(how: str) -> None:
     read, change = BEHIND[how]
     change(1.0)
-    bayes, x = fitted(Kept(read)), data(7, seed=2)
-    for _ in range(4):  # the next calls are not compared
-        bayes.sample(x)
-    assert "own code" not in bayes.explain(x)
-    try:
-        for value in (2.0, 3.0):
-            change(value)
-            check_equal(bayes.sample(x), by_loop(bayes, x), 1e-9)
-    finally:
-        change(1.0)
+    assert "own code" not in check_followed(Kept(read), change)
 
 
 class Other:
